@@ -1,0 +1,30 @@
+# One environment (.venv) for everything: installed once, and again only when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test lint bench clean
+
+quickstart: .venv/installed  ## the first look: labels that follow tokens, as a picture
+	@$(BIN)/python examples/align_timm.py
+
+test: lint  ## everything that CI checks
+	@$(BIN)/python -m pytest
+
+lint: .venv/installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: .venv/installed  ## what alignment costs in a training step
+	@$(BIN)/python benchmarks/step_overhead.py
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "labelflow needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	@echo "Setting up .venv (torch is a large download; this happens once) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

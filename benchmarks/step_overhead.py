@@ -1,0 +1,146 @@
+"""What does alignment cost? A training step (forward, loss, backward) of plain CutMix on the model as timm ships it,
+the same step with `Aligned`, and a naive dense version, interleaved in one run.
+
+    python benchmarks/step_overhead.py --models deit_small_patch16_224 --batch 8 --rounds 15
+
+Time is the process's CPU time on one thread; memory is the peak above what was held before the step. Prints a table,
+and writes out/step_overhead.json and .png.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from naive import Naive
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import labelflow as lf
+
+MODELS = ["deit_small_patch16_224", "swin_tiny_patch4_window7_224", "pvt_small"]
+Step = Callable[[], Tensor]
+
+
+def steps(name: str, batch: int) -> dict[str, Step]:
+    """Three ways to take the same training step, on three copies of a model."""
+    torch.manual_seed(0)
+    plain_model, aligned_model, naive_model = (timm.create_model(name) for _ in range(3))
+    aligned, naive = lf.Aligned(aligned_model), Naive(naive_model)
+    images = torch.randn(batch, 3, 224, 224)
+    y = lf.soft_labels(torch.randint(0, 1000, (batch,)), 1000, smoothing=0.1)
+    cutmix = lf.CutMix(alpha=1.0)
+
+    def plain_step() -> Tensor:
+        mix = cutmix(images, torch.Generator().manual_seed(1))
+        return F.cross_entropy(plain_model(mix.apply(images)), mix.blend(y))
+
+    def aligned_step() -> Tensor:
+        mix = cutmix(images, torch.Generator().manual_seed(1))
+        logits, share = aligned(mix.apply(images), mix.share)
+        return F.cross_entropy(logits, mix.blend(y, share))
+
+    def naive_step() -> Tensor:
+        mix = cutmix(images, torch.Generator().manual_seed(1))
+        logits, target = naive(mix.apply(images), mix, y)
+        return F.cross_entropy(logits, target)
+
+    return {"plain": plain_step, "aligned": aligned_step, "naive dense": naive_step}
+
+
+def cpu_seconds(step: Step) -> float:
+    start = time.process_time()
+    step().backward()
+    return time.process_time() - start
+
+
+def peak_bytes(step: Step) -> int:
+    """The most that a step holds at once, from the allocator's own records."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step().backward()
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def measure(name: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+    ways = steps(name, batch)
+    for step in ways.values():  # twice, so that gradients exist and memory is counted alike
+        step().backward()
+    memory = {way: peak_bytes(step) for way, step in ways.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for i in range(rounds):
+        for way in sorted(ways, reverse=i % 2 == 1):  # turn about, so that a drift hits all alike
+            seconds[way].append(cpu_seconds(ways[way]))
+    results = {}
+    for way in ways:
+        ratios = [own / plain for own, plain in zip(seconds[way], seconds["plain"], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        results[way] = {
+            "milliseconds": 1000 * statistics.median(seconds[way]),
+            "time": statistics.median(ratios),
+            "low": low,
+            "high": high,
+            "memory": memory[way] / memory["plain"],
+        }
+    return results
+
+
+def plot(results: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    width, ways = 0.38, ["aligned", "naive dense"]
+    for i, way in enumerate(ways):
+        rows = [result[way] for result in results.values()]
+        medians = [row["time"] for row in rows]
+        spread = [[row["time"] - row["low"] for row in rows], [row["high"] - row["time"] for row in rows]]
+        places = [j + (i - 0.5) * width for j in range(len(rows))]
+        bars = axes.bar(places, medians, width, yerr=spread, capsize=3, label=way, color=["#2a7f62", "#b8b8b8"][i])
+        axes.bar_label(bars, fmt="%.3f", padding=4)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(results)), [name.split("_patch")[0] for name in results])
+    axes.set(ylabel="step time, plain CutMix = 1", ylim=(0.9, None))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS, help="timm model names (DeiT, Swin or PVT)")
+    parser.add_argument("--batch", type=int, default=8, help="images in a step")
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for JSON and plot")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    results = {}
+    print(f"{'model':32}{'step':14}{'ms':>9}{'time':>9}{'quartiles':>18}{'memory':>9}")
+    for name in args.models:
+        results[name] = measure(name, args.batch, args.rounds)
+        for way, row in results[name].items():
+            quartiles = f"{row['low']:.3f} to {row['high']:.3f}"
+            print(f"{name:32}{way:14}{row['milliseconds']:9.0f}{row['time']:9.3f}{quartiles:>18}{row['memory']:9.3f}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = {"batch": args.batch, "rounds": args.rounds, "torch": torch.__version__, "timm": timm.__version__}
+    (args.out / "step_overhead.json").write_text(json.dumps({"settings": settings, "results": results}, indent=2))
+    plot(results, args.out / "step_overhead.png")
+    print(f"wrote {args.out / 'step_overhead.json'} and {args.out / 'step_overhead.png'}")
+
+
+if __name__ == "__main__":
+    main()

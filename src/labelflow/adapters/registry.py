@@ -1,0 +1,131 @@
+"""What labelflow knows of a model: the modules its tokens pass through, and how each of them moves labels.
+
+A *module adapter* says how one class of blocks moves labels, in terms of the five operations of `flow`. A *model
+adapter* says which modules tokens pass through, in order, and which tokens the classifier reads. Both are looked up
+by class. To add a family: one file with both, one line in `adapters/__init__.py`, one test.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from labelflow import flow
+from labelflow.flow import Labels
+
+
+class Tap(NamedTuple):
+    """A module whose output, or whose first input, an adapter wants to see."""
+
+    module: nn.Module
+    side: Literal["input", "output"] = "output"
+
+
+class Seen(NamedTuple):
+    """What an adapter sees of one module's forward pass."""
+
+    taps: Mapping[str, Tensor]  # detached, by name
+    rows: slice  # the tokens whose labels are still needed; fewer in the last block of a class-token model
+    keep_residual: bool  # False: the ablation Y ← A·Y
+
+    def residual(self, labels: Tensor, mixed: Tensor) -> Tensor:
+        return flow.residual(labels, mixed) if self.keep_residual else mixed
+
+
+class Move(Protocol):
+    def __call__(self, module: Any, seen: Seen, labels: Labels) -> Labels: ...
+
+
+Taps = Callable[[Any], Mapping[str, Tap]]
+
+
+@dataclass(frozen=True)
+class ModuleAdapter:
+    move: Move
+    taps: Taps
+    layer: bool  # counted by `layers=`, and a step of `trace`; patch embeddings and mergers are not
+
+
+@dataclass(frozen=True)
+class ModelAdapter:
+    path: Callable[[Any], list[nn.Module]]  # what tokens pass through, in order
+    heads: Callable[[Any, Tensor], Tensor]  # labels (B, N, K) -> what each classifier reads (B, heads, K)
+    head_tokens: Callable[[Any], int]  # how many leading tokens are enough for `heads`; 0: it needs all
+
+
+MODULES: dict[type[nn.Module], ModuleAdapter] = {}
+MODELS: dict[type[nn.Module], ModelAdapter] = {}
+
+
+def _no_taps(module: nn.Module) -> dict[str, Tap]:
+    return {}
+
+
+def register(*classes: type[nn.Module], taps: Taps = _no_taps, layer: bool = True) -> Callable[[Move], Move]:
+    """Say how modules of these classes move labels.
+
+    >>> from labelflow import adapters, flow
+    >>> class Roll(nn.Module):
+    ...     "Half of the channels move one place to the right."
+    >>> @adapters.register(Roll)
+    ... def roll(module, seen, labels):
+    ...     return labels.with_map(flow.residual(labels.map, labels.map.roll(1, dims=2)))
+    """
+
+    def add(move: Move) -> Move:
+        MODULES.update(dict.fromkeys(classes, ModuleAdapter(move, taps, layer)))
+        return move
+
+    return add
+
+
+def register_model(
+    *classes: type[nn.Module],
+    path: Callable[[Any], list[nn.Module]],
+    heads: Callable[[Any, Tensor], Tensor],
+    head_tokens: Callable[[Any], int] = lambda model: 0,
+) -> None:
+    """Say which modules the tokens of these models pass through, and which tokens their classifiers read."""
+    MODELS.update(dict.fromkeys(classes, ModelAdapter(path, heads, head_tokens)))
+
+
+Adapter = TypeVar("Adapter", ModuleAdapter, ModelAdapter)
+
+
+def _find(registry: Mapping[type[nn.Module], Adapter], module: nn.Module) -> Adapter | None:
+    """A subclass is served by its parent's adapter as long as it doesn't change what `forward` does."""
+    for parent in type(module).__mro__:
+        if parent in registry and type(module).forward is parent.forward:
+            return registry[parent]
+    return None
+
+
+def module_adapter(module: nn.Module) -> ModuleAdapter:
+    adapter = _find(MODULES, module)
+    if adapter is None:
+        raise ValueError(_missing(module, MODULES))
+    return adapter
+
+
+def model_adapter(model: nn.Module) -> ModelAdapter:
+    adapter = _find(MODELS, model)
+    if adapter is not None:
+        return adapter
+    name = type(model).__name__
+    if name == "OptimizedModule":
+        raise ValueError("align a model before it is compiled: torch.compile(Aligned(model))")
+    if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        raise ValueError(f"align a model before it is wrapped: {name}(Aligned(model))")
+    raise ValueError(_missing(model, MODELS))
+
+
+def _missing(module: nn.Module, registry: Mapping[type[nn.Module], Any]) -> str:
+    known = sorted(
+        f"{kind.__module__.removeprefix('timm.').removeprefix('models.')}.{kind.__name__}" for kind in registry
+    )
+    name = f"{type(module).__module__}.{type(module).__name__}"
+    return (
+        f"labelflow has no adapter for {name}; there are {', '.join(known)}. "
+        "Write one with @labelflow.adapters.register (docs/adapters.md)"
+    )

@@ -1,0 +1,61 @@
+"""Plain ViTs: DeiT, DeiT III, distilled DeiT, ViTs with registers or without a class token."""
+
+from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+
+from labelflow import flow
+from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.flow import Labels
+
+
+def _taps(block: Block) -> dict[str, Tap]:
+    if type(block.attn) is not Attention:
+        raise ValueError(
+            f"labelflow cannot follow {type(block.attn).__name__} in a {type(block).__name__}, only Attention"
+        )
+    if block.attn.fused_attn:
+        return {"query": Tap(block.attn.q_norm), "key": Tap(block.attn.k_norm)}
+    return {"weights": Tap(block.attn.attn_drop, "input")}
+
+
+@register(Block, ResPostBlock, taps=_taps)
+def block(block: Block, seen: Seen, labels: Labels) -> Labels:
+    """Eq. 11; the MLP leaves labels as they are."""
+    values = labels.values
+    if "weights" in seen.taps:
+        mixed = flow.attention(seen.taps["weights"][:, :, seen.rows], values)
+    else:
+        mixed = flow.attend(seen.taps["query"][:, :, seen.rows], seen.taps["key"], values)
+    return Labels(seen.residual(values[:, seen.rows], mixed), labels.grid)
+
+
+def _path(model: VisionTransformer) -> list[nn.Module]:
+    if not isinstance(model.patch_drop, nn.Identity):
+        raise ValueError("patch dropout hides which tokens are left: create the model with patch_drop_rate=0")
+    if model.attn_pool is not None or model.global_pool not in ("token", "avg"):
+        raise ValueError(
+            f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
+        )
+    return [model.patch_embed, *model.blocks]
+
+
+def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:
+    if model.global_pool == "token":
+        return labels[:, :1]
+    return labels[:, 0 if model.pool_include_prefix else model.num_prefix_tokens :].mean(1, keepdim=True)
+
+
+register_model(
+    VisionTransformer,
+    path=_path,
+    heads=_heads,
+    head_tokens=lambda model: 1 if model.global_pool == "token" else 0,
+)
+register_model(
+    VisionTransformerDistilled,  # the class token's head, and the distillation token's
+    path=_path,
+    heads=lambda model, labels: labels[:, :2],
+    head_tokens=lambda model: 2,
+)

@@ -1,0 +1,257 @@
+"""A model and its labels, side by side.
+
+`Aligned` hooks the modules that a model's tokens pass through. While `Aligned.forward` runs, and only then, each hook
+moves the labels the way its module has just moved the tokens. The model itself is left alone: its weights, its
+`state_dict`, its logits and its cost at inference are its own.
+
+Shapes: B batch, C channels, H×W pixels, N tokens, K sources.
+"""
+
+import weakref
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from labelflow.adapters.registry import ModuleAdapter, Seen, model_adapter, module_adapter
+from labelflow.flow import Labels
+from labelflow.mix import Mix
+
+
+class Flow(NamedTuple):
+    """The labels that arrive: (own, partner) for K = 2 sources."""
+
+    heads: Tensor  # (B, heads, K), one row for each classifier; a distilled DeiT has two
+    tokens: Tensor | None  # (B, N, K), the other tokens', where they were asked for
+
+
+class Output(NamedTuple):
+    """What a target sees of one forward pass."""
+
+    logits: Any  # as the model returns them
+    flow: Flow | None  # where it was needed
+
+
+class Layer(NamedTuple):
+    """The labels after one block."""
+
+    name: str  # of the block in the model, such as "blocks.3"
+    share: Tensor  # (B, N): own share of each token; those without a place in the image come first
+    grid: tuple[int, int]
+
+    @property
+    def map(self) -> Tensor:
+        """(B, h, w)"""
+        return self.share[:, self.share.shape[1] - self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
+
+
+class Aligned(nn.Module):
+    """A model whose labels follow its tokens: `aligned(images, share) -> (logits, share)`.
+
+    share (B, 1, H, W) says how much of each pixel is one's own; what comes back, (B,), is how much of it reached the
+    classifier: the mean over classifiers where a model has two. Attach before compiling, sharding or wrapping.
+
+    layers: the blocks that move labels, counted from 0 (negative: from the end); the others are the identity.
+    residual: False turns Y ← Norm(Y + A·Y) into Y ← A·Y. Both are for ablations (TL-Align, Table 8).
+
+    >>> import timm, labelflow as lf
+    >>> model = timm.create_model("deit_tiny_patch16_224", num_classes=10)
+    >>> aligned, cutmix = lf.Aligned(model), lf.CutMix(alpha=1.0)
+    >>> images, classes = torch.rand(4, 3, 224, 224), torch.tensor([3, 1, 4, 1])
+    >>> mix = cutmix(images)
+    >>> logits, share = aligned(mix.apply(images), mix.share)
+    >>> target = mix.blend(lf.soft_labels(classes, 10, smoothing=0.1), share)
+    >>> loss = nn.functional.cross_entropy(logits, target)
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[int] | None = None, residual: bool = True) -> None:
+        super().__init__()
+        self.model = model
+        self.follower = Follower(self, model, layers, residual)
+
+    def __call__(self, images: Tensor, share: Tensor) -> tuple[Any, Tensor]:
+        # In a box, because FSDP's mixed precision would round a bare share to bfloat16 on its way in.
+        return super().__call__(images, _Box(share))  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor, share: "_Box") -> tuple[Any, Tensor]:
+        logits, flow = self.follower.run(self.model, images, share.tensor)
+        return logits, flow.heads[..., 0].mean(1)
+
+    @torch.no_grad()
+    def trace(self, images: Tensor, share: Tensor) -> list[Layer]:
+        """The own share of every token after every block, for looking at."""
+        trace: list[Layer] = []
+        self.follower.run(self.model, images, share, tokens=True, trace=trace)
+        return trace
+
+
+class Student(nn.Module):
+    """A model as a target sees it: `student(images, mix) -> Output`. Only what `needs` names is computed.
+
+    "flow": the labels that reach each classifier; "tokens": those of all tokens too.
+    """
+
+    NEEDS = frozenset({"flow", "tokens"})
+
+    def __init__(
+        self,
+        model: nn.Module,
+        needs: Collection[str] = (),
+        layers: Iterable[int] | None = None,
+        residual: bool = True,
+    ) -> None:
+        super().__init__()
+        unknown = set(needs) - self.NEEDS
+        if unknown:
+            raise ValueError(f"a student cannot give {sorted(unknown)}; it knows {sorted(self.NEEDS)}")
+        self.model = model
+        self.needs = frozenset(needs)
+        self.follower = Follower(self, model, layers, residual) if needs else None
+
+    def forward(self, images: Tensor, mix: Mix) -> Output:
+        if self.follower is None:
+            return Output(self.model(images), None)
+        return Output(*self.follower.run(self.model, images, mix.share, tokens="tokens" in self.needs))
+
+
+@dataclass(frozen=True)
+class _Box:
+    tensor: Tensor
+
+
+class Follower:
+    """Hooks on a model that move labels along with its tokens while `run` runs, and do nothing otherwise.
+
+    The hooks go with `owner`. Hooks and state are plain objects, so that a deep copy has its own, wired alike.
+    """
+
+    def __init__(self, owner: object, model: nn.Module, layers: Iterable[int] | None, residual: bool) -> None:
+        self.adapter = model_adapter(model)
+        self.head_tokens = self.adapter.head_tokens(model)
+        self.residual = residual
+        self.labels: Labels | None = None  # None: idle
+        self.image: Tensor | None = None  # (B, K): the label of the whole image
+        self.taps: dict[str, Tensor] = {}
+        self.trace: list[Layer] | None = None
+        self.all_tokens = True
+        self.fired = 0
+
+        names = {module: name for name, module in model.named_modules()}
+        steps = [(module, module_adapter(module)) for module in self.adapter.path(model)]
+        blocks = [module for module, adapter in steps if adapter.layer]
+        chosen = _choose(blocks, layers)
+        handles: list[RemovableHandle] = []
+        self.steps: list[str] = []  # the modules that have to fire, in order
+        for module, adapter in steps:
+            if adapter.layer and module not in chosen:
+                continue
+            for tap, (watched, side) in adapter.taps(module).items():
+                hook = _Watch(self, tap, side)
+                handles.append(watched.register_forward_hook(hook, prepend=True))
+            move = _Move(self, adapter, names[module], last=module is blocks[-1])
+            # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
+            handles.append(module.register_forward_hook(move, prepend=True))
+            self.steps.append(names[module])
+        weakref.finalize(owner, _remove, handles)
+
+    def run(
+        self, model: nn.Module, images: Tensor, share: Tensor, tokens: bool = False, trace: list[Layer] | None = None
+    ) -> tuple[Any, Flow]:
+        """The model's own output, and the labels that arrive with it."""
+        _check(images, share)
+        self.labels = Labels.of_pixels(share.detach())
+        self.image = self.labels.values.mean(1)
+        self.trace, self.all_tokens, self.fired = trace, tokens, 0
+        try:
+            logits = model(images)
+            values = self.labels.values
+        except AssertionError as error:  # timm's way to refuse an image size
+            size = f"{images.shape[2]}×{images.shape[3]}"
+            raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
+        finally:
+            fired, self.labels, self.image, self.trace = self.fired, None, None, None
+            self.taps = {}
+        if fired != len(self.steps):
+            raise RuntimeError(
+                f"labels followed {fired} of {len(self.steps)} modules: {type(model).__name__} did not run "
+                f"{self.steps[fired] if fired < len(self.steps) else 'each module once'} in this forward pass"
+            )
+        heads = self.adapter.heads(model, values)
+        return logits, Flow(heads, values if tokens else None)
+
+    def move(self, module: nn.Module, inputs: tuple[Any, ...], adapter: ModuleAdapter, name: str, last: bool) -> None:
+        assert self.labels is not None
+        with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
+            labels = self._join(inputs[0]) if adapter.layer else self.labels
+            rows = slice(self.head_tokens) if last and self.head_tokens and not self.all_tokens else slice(None)
+            self.labels = adapter.move(module, Seen(self.taps, rows, self.residual), labels)
+        self.taps = {}
+        self.fired += 1
+        if self.trace is not None and adapter.layer:
+            self.trace.append(Layer(name, self.labels.values[..., 0], self.labels.grid))
+
+    def _join(self, tokens: Tensor) -> Labels:
+        """Tokens that come without a place in the image (class token, registers) start with the image's ratio."""
+        assert self.labels is not None
+        assert self.image is not None
+        count = tokens.shape[1] if tokens.ndim == 3 else tokens.shape[1] * tokens.shape[2]
+        missing = count - self.labels.values.shape[1]
+        if not missing:
+            return self.labels
+        joined = self.image.unsqueeze(1).expand(-1, missing, -1)
+        return Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
+
+
+class _Watch:
+    """A hook that keeps what an adapter wants to see."""
+
+    def __init__(self, follower: Follower, tap: str, side: str) -> None:
+        self.follower, self.tap, self.side = follower, tap, side
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.follower.labels is not None:
+            self.follower.taps[self.tap] = (output if self.side == "output" else inputs[0]).detach()
+
+
+class _Move:
+    """A hook that moves the labels as its module has moved the tokens."""
+
+    def __init__(self, follower: Follower, adapter: ModuleAdapter, name: str, last: bool) -> None:
+        self.follower, self.adapter, self.name, self.last = follower, adapter, name, last
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.follower.labels is not None:
+            self.follower.move(module, inputs, self.adapter, self.name, self.last)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _choose(blocks: list[nn.Module], layers: Iterable[int] | None) -> list[nn.Module]:
+    if layers is None:
+        return blocks
+    layers = list(layers)
+    wrong = [layer for layer in layers if not -len(blocks) <= layer < len(blocks)]
+    if wrong:
+        raise ValueError(f"layers are counted from 0: this model has 0 to {len(blocks) - 1}, not {wrong}")
+    return [blocks[layer] for layer in layers]
+
+
+def _check(images: Tensor, share: Tensor) -> None:
+    if images.ndim != 4:
+        raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}")
+    expected = (images.shape[0], 1, images.shape[2], images.shape[3])
+    if share.shape != expected:
+        raise ValueError(f"share must have the shape (B, 1, H, W) = {expected}, not {tuple(share.shape)}")
+    # Elsewhere than on a CPU, looking at the values would make the host wait for the device at every step.
+    if share.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = share.aminmax()
+        if not (low >= 0 and high <= 1):
+            raise ValueError(
+                f"share must lie in [0, 1], the part of one's own image; it reaches from {low:g} to {high:g}"
+            )

@@ -1,0 +1,149 @@
+"""How labels move when tokens move: the five operations of TL-Align's Table 10, for K sources, in float32.
+
+    spatial mixing   Z ← W·Z         Y ← Norm(|W|)·Y     `spatial`, `attention`, `attend`, `convolve`
+    channel mixing   Z ← Z·W         Y ← Y
+    point-wise       Z ← f(Z)        Y ← Y
+    residual         Z ← Z + g(Z)    Y ← Norm(Y + g(Y))  `residual`
+    aggregation      Z ← Aggre(Zᵢ)   Y ← Norm(ΣYᵢ)       `aggregate`
+
+A label tells how much of a token comes from each of its K sources; for a mixed pair K = 2, own and partner. Labels
+are linear in their sources, so this is the paper's flow of C class scores at K/C of its cost. Since the K weights of
+a label sum to 1, Norm(|W|)·Y = Norm(|W|·Y); written the second way, padding needs no special case: it carries no
+label, all zeros, and Norm leaves it out.
+
+Shapes: B batch, A attention heads, N tokens, M keys, D head width, K sources, h×w grid, P tokens without a place in it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_SCORES = 2**18  # attention scores held at once on a CPU: 1 MB, about a core's cache
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of all tokens: P tokens without a place (class token, registers), then the h×w grid, row by row."""
+
+    values: Tensor  # (B, P + h·w, K), non-negative, summing to 1 over K
+    grid: tuple[int, int]  # (h, w)
+
+    @classmethod
+    def of_pixels(cls, share: Tensor) -> "Labels":
+        """Two sources, own and partner, for every pixel of a mixed image: share (B, 1, H, W)."""
+        own = share.float().flatten(1)  # (B, H·W)
+        return cls(torch.stack([own, 1 - own], -1), (share.shape[2], share.shape[3]))
+
+    @property
+    def places(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def prefix(self) -> Tensor:
+        """(B, P, K)"""
+        return self.values[:, : self.values.shape[1] - self.places]
+
+    @property
+    def map(self) -> Tensor:
+        """(B, h, w, K)"""
+        return self.values[:, self.values.shape[1] - self.places :].unflatten(1, self.grid)
+
+    def with_map(self, labels: Tensor) -> "Labels":
+        """The same tokens without a place, and another grid of labels: (B, h, w, K)."""
+        return Labels(torch.cat([self.prefix, labels.flatten(1, 2)], 1), (labels.shape[1], labels.shape[2]))
+
+
+def normalise(labels: Tensor) -> Tensor:
+    """Norm: labels (..., K) that sum to 1."""
+    return labels / labels.sum(-1, keepdim=True)
+
+
+def spatial(weights: Tensor, labels: Tensor) -> Tensor:
+    """Y ← Norm(|W|)·Y for any weights (..., N, M), signed ones too: labels (..., M, K) -> (..., N, K)."""
+    return normalise(weights.float().abs() @ labels)
+
+
+def attention(weights: Tensor, labels: Tensor) -> Tensor:
+    """Eq. 9, with attention weights that the model has computed: (B, A, N, M), labels (B, M, K) -> (B, N, K)."""
+    return normalise(weights.mean(1, dtype=torch.float32) @ labels)
+
+
+def attend(
+    query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """Eqs. 6, 7 and 9, from queries and keys, where the model runs a fused kernel and no weights are to be had.
+
+    query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (1 or B, A, N, M) -> (B, N, K)
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _attend_in_chunks(query, key, labels, bias, scale)
+    # Fused kernels want the values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
+    width = query.shape[-1] if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
+    values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
+    bias = None if bias is None else bias.float()
+    mixed = F.scaled_dot_product_attention(query.float(), key.float(), values, attn_mask=bias, scale=scale)
+    return normalise(mixed.mean(1)[..., : labels.shape[-1]])  # (B, A, N, D) -> (B, N, K)
+
+
+def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """A few samples at a time, so that their scores stay in the cache: on a CPU faster than the fused kernel, which
+    multiplies with all D columns of its values where labels have K."""
+    batch, heads, queries, _ = query.shape
+    chunk = max(1, CHUNK_SCORES // (heads * queries * key.shape[2]))
+    mixed = []
+    for part in (slice(start, start + chunk) for start in range(0, batch, chunk)):
+        keys = key[part].flatten(0, 1).float().transpose(1, 2)
+        scores = torch.bmm(query[part].flatten(0, 1).float() * scale, keys).unflatten(0, (-1, heads))
+        if bias is not None:
+            scores += bias if len(bias) == 1 else bias[part]
+        mixed.append(attention(torch.softmax(scores, -1, out=scores), labels[part]))
+    return torch.cat(mixed)
+
+
+def convolve(kernel: Tensor, labels: Tensor) -> Tensor:
+    """Spatial mixing by a depth-wise convolution with stride 1 and "same" padding: the mean over channels of
+    Norm(|T(K_c)|)·Y, each row normalised over the places inside the map. kernel (C, 1, r, s), labels (B, h, w, K)."""
+    _, height, width, sources = labels.shape
+    size = kernel.shape[-2:]
+    padding = (size[0] // 2, size[1] // 2)
+    kernel = kernel.float().abs()
+    # How far a kernel reaches beyond the map only differs near the border, so a map as small as the kernel shows all.
+    small = (min(height, size[0]), min(width, size[1]))
+    inside = F.conv2d(kernel.new_ones(1, 1, *small), kernel, padding=padding)  # (1, C, *small)
+    inside = inside.clamp_min(torch.finfo(inside.dtype).tiny)  # a channel of zeros moves nothing
+    weights = torch.einsum("ct,cp->tp", kernel.flatten(1), 1 / inside[0].flatten(1)) / len(kernel)
+    rows, columns = (_border(*sides, labels.device) for sides in zip((height, width), small, strict=True))
+    weights = weights.unflatten(1, small)[:, rows][:, :, columns]  # (r·s, h, w)
+    patches = F.unfold(labels.permute(0, 3, 1, 2), size, padding=padding)  # (B, K·r·s, h·w)
+    mixed = (patches.unflatten(1, (sources, -1)) * weights.flatten(1)).sum(2)  # (B, K, h·w)
+    return normalise(mixed.transpose(1, 2)).unflatten(1, (height, width))
+
+
+def _border(length: int, small: int, device: torch.device) -> Tensor:
+    """For each of `length` places, the place in a line of `small` that is as far from its two ends, or beyond reach."""
+    place = torch.arange(length, device=device)
+    middle = small // 2
+    from_end = small - length + place
+    return torch.where(place < middle, place, torch.where(from_end > middle, from_end, middle))
+
+
+def residual(labels: Tensor, mixed: Tensor) -> Tensor:
+    """Y ← Norm(Y + g(Y)), a plain average for labels that sum to 1 (Eq. 11)."""
+    return (labels + mixed) / 2
+
+
+def aggregate(
+    labels: Tensor, kernel: tuple[int, int], stride: tuple[int, int] | None = None, padding: tuple[int, int] = (0, 0)
+) -> Tensor:
+    """Y ← Norm(ΣYᵢ) over windows of the map, as patch embedding and merging take them: (B, h, w, K) -> (B, i, j, K)."""
+    pooled = F.avg_pool2d(labels.permute(0, 3, 1, 2), kernel, stride, padding)
+    return normalise(pooled.permute(0, 2, 3, 1))
+
+
+def pad(labels: Tensor, multiple: tuple[int, int]) -> Tensor:
+    """A map (B, h, w, K) made larger at its lower and right edge, without label, to whole windows of that size."""
+    height, width = labels.shape[1:3]
+    return F.pad(labels, (0, 0, 0, -width % multiple[1], 0, -height % multiple[0]))

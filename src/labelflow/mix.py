@@ -1,0 +1,76 @@
+"""One value that says how the images of a batch were mixed.
+
+Shapes: B batch, C channels or classes, H×W pixels, h×w a token grid.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Who is mixed with whom, and how much of each pixel is one's own.
+
+    λ and share mean the part of one's *own* image everywhere. (The paper's λ is the pasted image's.)
+
+    >>> images = torch.rand(4, 3, 32, 32)
+    >>> mix = Mix(partner=torch.tensor([3, 2, 1, 0]), share=torch.full((4, 1, 32, 32), 0.75))
+    >>> mix.lam
+    tensor([0.7500, 0.7500, 0.7500, 0.7500])
+    >>> mix.apply(images).shape
+    torch.Size([4, 3, 32, 32])
+    """
+
+    partner: Tensor  # (B,) long: the index of the image that each one is mixed with
+    share: Tensor  # (B, 1, H, W) float32 in [0, 1]: how much of each pixel is one's own
+
+    def __post_init__(self) -> None:
+        if self.share.ndim != 4 or self.share.shape[1] != 1:
+            raise ValueError(f"share must have the shape (B, 1, H, W), not {tuple(self.share.shape)}")
+        if self.partner.shape != self.share.shape[:1]:
+            raise ValueError(
+                f"partner must have the shape (B,) = ({self.share.shape[0]},) to fit share, "
+                f"not {tuple(self.partner.shape)}"
+            )
+
+    @property
+    def lam(self) -> Tensor:
+        """The real area share of one's own image, (B,)."""
+        return self.share.mean((1, 2, 3))
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Mix the images, (B, C, H, W): Eq. 1. The input is left as it is."""
+        if images.shape[:1] != self.share.shape[:1] or images.shape[2:] != self.share.shape[2:]:
+            raise ValueError(
+                f"this mix was made for images of shape (B, C, H, W) with B, H, W = "
+                f"{self.share.shape[0]}, {self.share.shape[2]}, {self.share.shape[3]}, not {tuple(images.shape)}"
+            )
+        if not images.is_floating_point():
+            raise ValueError(f"images must be floating point to be mixed, not {images.dtype}; normalise them first")
+        return torch.lerp(images[self.partner], images, self.share.to(images.dtype))
+
+    def blend(self, values: Tensor, share: Tensor | None = None) -> Tensor:
+        """Mix what belongs to the images, such as soft or multi-label targets, (B, ...).
+
+        `share` (B,) is how much of the own value to keep: what `Aligned` returns, or λ where it is left out.
+        """
+        share = self.lam if share is None else share
+        if values.shape[:1] != share.shape or share.shape != self.partner.shape:
+            raise ValueError(
+                f"blending needs one share (B,) and one value (B, ...) for each of the {len(self.partner)} images, "
+                f"not share {tuple(share.shape)} and values {tuple(values.shape)}"
+            )
+        if not values.is_floating_point():
+            raise ValueError(
+                f"values must be floating point to be blended, not {values.dtype}; turn class ids into "
+                "distributions first, with labelflow.soft_labels(classes, num_classes)"
+            )
+        own = share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+        return torch.lerp(values[self.partner], values, own)
+
+    def tokens(self, grid: tuple[int, int]) -> Tensor:
+        """How much of each token is one's own, (B, h, w): its area fraction, for any grid."""
+        return F.adaptive_avg_pool2d(self.share, grid).squeeze(1)

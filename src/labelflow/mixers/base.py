@@ -1,0 +1,62 @@
+"""What mixers have in common: partners, and random draws that come from a generator.
+
+A mixer is called with images (B, C, H, W) and returns a `Mix`; it reads the images' shape and device and changes
+nothing. Everything random is drawn on the generator's device, the CPU if there is none, so that the same seed gives the
+same mix on any device.
+"""
+
+import math
+from typing import Literal, Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from labelflow.mix import Mix
+
+Pairing = Literal["flip", "permute"]
+
+
+class Mixer(Protocol):
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix: ...
+
+
+def check_images(images: Tensor) -> tuple[int, int, int]:
+    """B, H, W"""
+    if images.ndim != 4:
+        raise ValueError(f"a mixer takes images of shape (B, C, H, W), not {tuple(images.shape)}")
+    return images.shape[0], images.shape[2], images.shape[3]
+
+
+def check_alpha(alpha: float) -> float:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"alpha, of Beta(alpha, alpha), must be a positive number, not {alpha}; NoMix() does not mix")
+    return alpha
+
+
+def check_pairing(pairing: Pairing) -> Pairing:
+    if pairing not in ("flip", "permute"):
+        raise ValueError(f"pairing must be 'flip' (first with last) or 'permute' (at random), not {pairing!r}")
+    return pairing
+
+
+def partners(pairing: Pairing, batch: int, device: torch.device, generator: Generator | None) -> Tensor:
+    """Who is mixed with whom, (B,). In an odd batch's middle, "flip" pairs an image with itself."""
+    if pairing == "flip":
+        return torch.arange(batch - 1, -1, -1, device=device)
+    return torch.randperm(batch, generator=generator, device=_device(generator)).to(device)
+
+
+def draw_beta(alpha: float, count: int, generator: Generator | None) -> Tensor:
+    """Beta(α, α), (count,) float64, on the generator's device."""
+    # What torch.distributions.Beta calls, which takes no generator itself.
+    concentration = torch.full((count, 2), alpha, dtype=torch.float64, device=_device(generator))
+    return torch._sample_dirichlet(concentration, generator)[:, 0]
+
+
+def draw_uniform(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
+    """Uniform on [0, 1), float64, on the generator's device."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=_device(generator))
+
+
+def _device(generator: Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device

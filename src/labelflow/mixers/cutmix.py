@@ -1,0 +1,85 @@
+"""CutMix (Yun et al., ICCV 2019): a box of the partner is pasted at the same place."""
+
+import torch
+from torch import Generator, Tensor
+
+from labelflow.mix import Mix
+from labelflow.mixers.base import (
+    Pairing,
+    check_alpha,
+    check_images,
+    check_pairing,
+    draw_beta,
+    draw_uniform,
+    partners,
+)
+
+
+class CutMix:
+    """Paste a box that takes the part 1-λ of the image, λ ~ Beta(α, α), around a uniform centre, clipped at the edges.
+
+    The mix's λ is always the real area after clipping.
+
+    alpha: of the Beta distribution; 1.0 is uniform.
+    grid: draw boxes on a grid of that many pixels, so that no patch holds both images (`grid=16` for ViT-S/16).
+    per_sample: a box for each image instead of one for the batch.
+    minmax: draw each side uniformly between these parts of the image's instead (timm's `cutmix_minmax`); always inside.
+    pairing: "flip" pairs the first image with the last, "permute" at random.
+
+    >>> mix = CutMix(alpha=1.0)(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        grid: int = 1,
+        per_sample: bool = False,
+        minmax: tuple[float, float] | None = None,
+        pairing: Pairing = "flip",
+    ) -> None:
+        if grid < 1:
+            raise ValueError(f"grid, a patch's side in pixels, must be at least 1, not {grid}")
+        if minmax is not None and not 0 <= minmax[0] <= minmax[1] <= 1:
+            raise ValueError(f"minmax must be two parts of the image's side, 0 <= min <= max <= 1, not {minmax}")
+        self.alpha = check_alpha(alpha)
+        self.grid = grid
+        self.per_sample = per_sample
+        self.minmax = minmax
+        self.pairing = check_pairing(pairing)
+
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
+        batch, height, width = check_images(images)
+        if height % self.grid or width % self.grid:
+            raise ValueError(f"images of {height}×{width} pixels do not divide into cells of {self.grid}×{self.grid}")
+        partner = partners(self.pairing, batch, images.device, generator)
+        count = batch if self.per_sample else 1
+        box = self._boxes((height // self.grid, width // self.grid), count, generator)
+        box = (box * self.grid).to(images.device)
+        share = 1 - _inside(box, height, width)
+        return Mix(partner, share.expand(batch, -1, -1, -1))
+
+    def _boxes(self, shape: tuple[int, int], count: int, generator: Generator | None) -> Tensor:
+        """Half-open boxes on a map of that shape: (count, 4), top, left, bottom, right."""
+        place, size = draw_uniform((2, count, 2), generator)
+        cells = place.new_tensor(shape)
+        if self.minmax is not None:
+            low, high = (torch.floor(cells * part) for part in self.minmax)
+            side = torch.floor(low + size * (high - low + 1))
+            start = torch.floor(place * (cells - side + 1))
+            return torch.cat([start, start + side], 1).long()
+        lam = draw_beta(self.alpha, count, generator)
+        side = torch.floor(cells * torch.sqrt(1 - lam).unsqueeze(1))
+        centre = torch.floor(place * cells)
+        half = torch.floor(side / 2)
+        start, end = (centre - half).clamp_min(0), torch.minimum(centre + half, cells)
+        return torch.cat([start, end], 1).long()
+
+
+def _inside(box: Tensor, height: int, width: int) -> Tensor:
+    """1 in each box, 0 around it: (count, 4) -> (count, 1, H, W)"""
+    top, left, bottom, right = box.T.unsqueeze(-1)  # (count, 1) each
+    row, column = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
+    rows = (row >= top) & (row < bottom)  # (count, H)
+    columns = (column >= left) & (column < right)
+    return (rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1).float()
