@@ -9,16 +9,17 @@ Shapes: B batch, C channels, H×W pixels, N tokens, K sources.
 
 import weakref
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import ModuleAdapter, Seen, model_adapter, module_adapter
+from labelflow.adapters.registry import IDENTITY, ModuleAdapter, Seen, model_adapter, module_adapter
 from labelflow.flow import Labels
 from labelflow.mix import Mix
+
+Value = TypeVar("Value")
 
 
 class Flow(NamedTuple):
@@ -73,11 +74,10 @@ class Aligned(nn.Module):
         self.follower = Follower(self, model, layers, residual)
 
     def __call__(self, images: Tensor, share: Tensor) -> tuple[Any, Tensor]:
-        # In a box, because FSDP's mixed precision would round a bare share to bfloat16 on its way in.
-        return super().__call__(images, _Box(share))  # type: ignore[no-any-return]
+        return super().__call__(images, _Exact(share))  # type: ignore[no-any-return]
 
-    def forward(self, images: Tensor, share: "_Box") -> tuple[Any, Tensor]:
-        logits, flow = self.follower.run(self.model, images, share.tensor)
+    def forward(self, images: Tensor, share: "_Exact[Tensor]") -> tuple[Any, Tensor]:
+        logits, flow = self.follower.run(self.model, images, share.value)
         return logits, flow.heads[..., 0].mean(1)
 
     @torch.no_grad()
@@ -111,15 +111,20 @@ class Student(nn.Module):
         self.needs = frozenset(needs)
         self.follower = Follower(self, model, layers, residual) if needs else None
 
-    def forward(self, images: Tensor, mix: Mix) -> Output:
+    def __call__(self, images: Tensor, mix: Mix) -> Output:
+        return super().__call__(images, _Exact(mix))  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor, mix: "_Exact[Mix]") -> Output:
         if self.follower is None:
             return Output(self.model(images), None)
-        return Output(*self.follower.run(self.model, images, mix.share, tokens="tokens" in self.needs))
+        return Output(*self.follower.run(self.model, images, mix.value.share, tokens="tokens" in self.needs))
 
 
-@dataclass(frozen=True)
-class _Box:
-    tensor: Tensor
+class _Exact(Generic[Value]):
+    """Keeps what it holds in float32: FSDP's mixed precision rounds every tensor and dataclass on its way in."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
 
 class Follower:
@@ -147,7 +152,7 @@ class Follower:
         self.steps: list[str] = []  # the modules that have to fire, in order
         for module, adapter in steps:
             if adapter.layer and module not in chosen:
-                continue
+                adapter = IDENTITY
             for tap, (watched, side) in adapter.taps(module).items():
                 hook = _Watch(self, tap, side)
                 handles.append(watched.register_forward_hook(hook, prepend=True))

@@ -62,6 +62,9 @@ def _no_taps(module: nn.Module) -> dict[str, Tap]:
     return {}
 
 
+IDENTITY = ModuleAdapter(lambda module, seen, labels: labels, _no_taps, layer=True)  # a layer that is left out
+
+
 def register(*classes: type[nn.Module], taps: Taps = _no_taps, layer: bool = True) -> Callable[[Move], Move]:
     """Say how modules of these classes move labels.
 

@@ -2,7 +2,7 @@
 
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from labelflow import flow
@@ -10,19 +10,15 @@ from labelflow.adapters.registry import Seen, Tap, register, register_model
 from labelflow.flow import Labels
 
 
-def _taps(block: Block) -> dict[str, Tap]:
-    if type(block.attn) is not Attention:
-        raise ValueError(
-            f"labelflow cannot follow {type(block.attn).__name__} in a {type(block).__name__}, only Attention"
-        )
-    if block.attn.fused_attn:
-        return {"query": Tap(block.attn.q_norm), "key": Tap(block.attn.k_norm)}
-    return {"weights": Tap(block.attn.attn_drop, "input")}
+def _taps(attention: Attention) -> dict[str, Tap]:
+    if attention.fused_attn:
+        return {"query": Tap(attention.q_norm), "key": Tap(attention.k_norm)}
+    return {"weights": Tap(attention.attn_drop, "input")}
 
 
-@register(Block, ResPostBlock, taps=_taps)
-def block(block: Block, seen: Seen, labels: Labels) -> Labels:
-    """Eq. 11; the MLP leaves labels as they are."""
+@register(Attention, taps=_taps)
+def attend(attention: Attention, seen: Seen, labels: Labels) -> Labels:
+    """The attention half of a block, Eq. 11; the MLP half leaves labels as they are."""
     values = labels.values
     if "weights" in seen.taps:
         mixed = flow.attention(seen.taps["weights"][:, :, seen.rows], values)
@@ -38,7 +34,10 @@ def _path(model: VisionTransformer) -> list[nn.Module]:
         raise ValueError(
             f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
         )
-    return [model.patch_embed, *model.blocks]
+    strange = {type(block).__name__ for block in model.blocks} - {"Block", "ResPostBlock"}
+    if strange:
+        raise ValueError(f"labelflow follows labels through Block and ResPostBlock, not {', '.join(sorted(strange))}")
+    return [model.patch_embed, *(block.attn for block in model.blocks)]
 
 
 def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:

@@ -1,0 +1,373 @@
+"""Aligned: the laws that every adapter obeys, equality with naive oracles, and a model left alone."""
+
+import copy
+import gc
+import itertools
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from helpers import FAMILIES, box_mix, build, images_for
+from oracles import dense_label
+from torch import nn
+from torch.testing import assert_close
+
+import labelflow as lf
+
+# One of each kind, for what does not depend on the details of a family.
+SOME = ["vit", "swin", "pvt", "pvt v2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+def test_a_constant_share_flows_through_unchanged(family: str, value: float) -> None:
+    images = images_for(family)
+    share = torch.full_like(images[:, :1], value)
+    _, arrived = lf.Aligned(build(family))(images, share)
+    assert_close(arrived, torch.full((4,), value), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_dense_oracle(family: str) -> None:
+    """Two sources and fused kernels give what C classes and full matrices give."""
+    model, images = build(family), images_for(family)
+    mix = box_mix(images)
+    onehot = F.one_hot(torch.tensor([1, 4, 3, 2]), 5).float()
+    output = lf.Student(model, {"flow"})(mix.apply(images), mix)
+    expected = dense_label(model, mix.apply(images), mix, onehot)
+    assert output.flow is not None
+    for head, label in zip(output.flow.heads.unbind(1), expected.unbind(1), strict=True):
+        assert_close(mix.blend(onehot, head[:, 0]), label, atol=2e-6, rtol=0)
+        assert (head[:, 0] - mix.lam).abs().max() > 3e-3  # or there would be nothing to see
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_leaves_logits_and_state_dict_alone(family: str) -> None:
+    model, images = build(family), images_for(family)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = model(images)
+    aligned = lf.Aligned(model)
+    logits, _ = aligned(images, box_mix(images).share)
+    for result in (model(images), logits):
+        assert torch.equal(result, before)
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "fused" in family])
+def test_fused_equals_unfused(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = not module.fused_attn
+    _, expected = lf.Aligned(build(family))(images, share)
+    _, arrived = lf.Aligned(model)(images, share)
+    assert_close(arrived, expected, atol=1e-6, rtol=0)
+
+
+def test_a_distilled_model_has_a_label_for_each_head() -> None:
+    model, images = build("deit distilled"), images_for("deit distilled")
+    mix = box_mix(images)
+    output = lf.Student(model, {"flow"})(images, mix)
+    assert output.flow is not None
+    own = output.flow.heads[..., 0]
+    assert own.shape == (4, 2)
+    assert not torch.allclose(own[:, 0], own[:, 1])
+    _, arrived = lf.Aligned(model)(images, mix.share)
+    assert_close(arrived, own.mean(1))  # its logits are the mean of both heads', and so is the label
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_gradients_do_not_flow_through_labels(family: str) -> None:
+    """Eq. 12: the gradient is that of a fixed target."""
+    model, images = build(family), images_for(family)
+    mix = box_mix(images)
+    y = lf.soft_labels(torch.tensor([0, 1, 2, 3]), 5, 0.1)
+    logits, share = lf.Aligned(model)(mix.apply(images), mix.share)
+    assert not share.requires_grad
+    F.cross_entropy(logits, mix.blend(y, share)).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    F.cross_entropy(model(mix.apply(images)), mix.blend(y, share)).backward()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_randomness_of_the_model_is_its_own(family: str) -> None:
+    """Dropout and drop-path draw the same with and without labels, and do not touch labels."""
+    name, arguments, _ = FAMILIES[family]
+    model = timm.create_model(name, **arguments, drop_path_rate=0.5, proj_drop_rate=0.3).train()
+    images = images_for(family)
+    torch.manual_seed(7)
+    expected = model(images)
+    torch.manual_seed(7)
+    logits, _ = lf.Aligned(model)(images, box_mix(images).share)
+    assert torch.equal(logits, expected)
+    _, arrived = lf.Aligned(model)(images, torch.full_like(images[:, :1], 0.3))
+    assert_close(arrived, torch.full((4,), 0.3))
+
+
+def test_attention_before_dropout_moves_labels() -> None:
+    model = timm.create_model(FAMILIES["vit"][0], **FAMILIES["vit"][1], attn_drop_rate=0.9).train()
+    images = images_for("vit")
+    mix = box_mix(images)
+    aligned = lf.Aligned(nn.Sequential(model)[0], layers=[0])  # later layers see tokens that dropout has changed
+    first, second = (aligned(images, mix.share)[1] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_trace_shows_every_layer_and_agrees_with_forward() -> None:
+    for family, blocks, grid in [("vit", 3, (4, 4)), ("swin", 4, (4, 4)), ("pvt", 6, (2, 2))]:
+        model, images = build(family), images_for(family)
+        share = box_mix(images).share
+        aligned = lf.Aligned(model)
+        trace = aligned.trace(images, share)
+        assert len(trace) == blocks
+        assert trace[-1].grid == grid
+        assert trace[-1].map.shape == (4, *grid)
+        _, arrived = aligned(images, share)
+        last = trace[-1].share
+        assert_close(last.mean(1) if family == "swin" else last[:, 0], arrived)
+
+
+@pytest.mark.parametrize("family", ["vit", "vit, average", "swin", "pvt"])  # in PVT v2, whose patches overlap, it doesn't
+def test_without_layers_the_area_arrives(family: str) -> None:
+    images = images_for(family)
+    mix = box_mix(images)
+    _, arrived = lf.Aligned(build(family), layers=[])(images, mix.share)
+    assert_close(arrived, mix.lam)
+
+
+def test_layers_left_out_are_the_identity() -> None:
+    model, images = build("vit"), images_for("vit")
+    mix = box_mix(images)
+    _, every = lf.Aligned(model, layers=range(3))(images, mix.share)
+    assert torch.equal(every, lf.Aligned(model)(images, mix.share)[1])
+    _, last = lf.Aligned(model, layers=[-1])(images, mix.share)
+    weights = torch.empty(0)
+
+    def keep(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        nonlocal weights
+        weights = inputs[0].mean(1)[:, 0]  # (B, N): the class token's row
+
+    model.blocks[2].attn.fused_attn = False
+    model.blocks[2].attn.attn_drop.register_forward_pre_hook(keep)
+    model(images)
+    start = torch.cat([mix.lam.unsqueeze(1), mix.tokens((4, 4)).flatten(1)], 1)
+    assert_close(last, (mix.lam + (weights * start).sum(1)) / 2)
+
+
+def test_normalising_at_the_end_is_the_same_and_no_residual_is_not() -> None:
+    """Table 8's "Normalization Disabled": summing Y + A·Y and dividing once at the end gives the same class label, so
+    the reading that differs is the one without a residual."""
+    model, images = build("vit"), images_for("vit")
+    mix = box_mix(images)
+    attentions: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_pre_hook(lambda module, inputs: attentions.append(inputs[0].mean(1)))
+    model(images)
+    own = torch.cat([mix.lam.unsqueeze(1), mix.tokens((4, 4)).flatten(1)], 1).unsqueeze(2)
+    summed = bare = torch.cat([own, 1 - own], 2)
+    for attention in attentions:
+        summed, bare = summed + attention @ summed, attention @ bare
+    _, arrived = lf.Aligned(model)(images, mix.share)
+    assert_close(lf.flow.normalise(summed)[:, 0, 0], arrived)
+    _, without = lf.Aligned(model, residual=False)(images, mix.share)
+    assert_close(bare[:, 0, 0], without)
+    assert (arrived - without).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_an_exception_leaves_nothing_behind(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    before = model(images)
+    aligned = lf.Aligned(model)
+    expected = aligned(images, share)[1]
+    last = list(model.modules())[-1]
+    bomb = last.register_forward_pre_hook(lambda module, inputs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        aligned(images, share)
+    bomb.remove()
+    assert torch.equal(model(images), before)
+    assert torch.equal(aligned(images, share)[1], expected)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_copies_are_independent(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    aligned = lf.Aligned(model)
+    expected = aligned(images, share)
+    ema, twin = copy.deepcopy(model), copy.deepcopy(aligned)
+    del aligned
+    gc.collect()
+    assert torch.equal(ema(images), expected[0])
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    logits, arrived = twin(images, share)
+    assert torch.equal(logits, expected[0])
+    assert torch.equal(arrived, expected[1])
+    assert torch.equal(lf.Aligned(ema)(images, share)[1], expected[1])
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_two_on_one_model(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    before = model(images)
+    whole, part = lf.Aligned(model), lf.Aligned(model, layers=[0])
+    expected = whole(images, share)[1], part(images, share)[1]
+    assert not torch.equal(*expected)
+    assert torch.equal(whole(images, share)[1], expected[0])
+    assert torch.equal(model(images), before)
+
+
+def test_hooks_go_with_their_owner() -> None:
+    model = build("vit")
+
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+    aligned = lf.Aligned(model)
+    assert hooks() > 0
+    del aligned
+    gc.collect()
+    assert hooks() == 0
+
+
+def test_a_hook_that_never_fires_is_an_error() -> None:
+    model, images = build("vit"), images_for("vit")
+    aligned = lf.Aligned(model)
+    share = box_mix(images).share
+    model.blocks = model.blocks[:2]
+    with pytest.raises(RuntimeError, match=r"3 of 4 modules.*blocks\.2"):
+        aligned(images, share)
+
+
+def test_a_subclass_with_its_own_forward_is_not_trusted() -> None:
+    model = build("vit")
+
+    class Other(type(model)):  # type: ignore[misc]
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images).flip(0)
+
+    class Same(type(model)):  # type: ignore[misc]
+        pass
+
+    model.__class__ = Same
+    lf.Aligned(model)
+    model.__class__ = Other
+    with pytest.raises(ValueError, match="no adapter for .*Other"):
+        lf.Aligned(model)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_gradient_checkpointing_moves_labels_once(family: str) -> None:
+    model, images = build(family).train(), images_for(family)
+    mix = box_mix(images)
+    y = lf.soft_labels(torch.tensor([0, 1, 2, 3]), 5)
+
+    def step() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.zero_grad()
+        torch.manual_seed(7)  # for drop-path
+        logits, share = lf.Aligned(model)(mix.apply(images), mix.share)
+        F.cross_entropy(logits, mix.blend(y, share)).backward()
+        return share, [parameter.grad.clone() for parameter in model.parameters()]
+
+    share, gradients = step()
+    model.set_grad_checkpointing(True)
+    again, recomputed = step()
+    assert torch.equal(again, share)
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(gradients, recomputed))
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_under_autocast_labels_stay_float32(family: str) -> None:
+    model, images = build(family), images_for(family)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, arrived = lf.Aligned(model)(images, torch.full_like(images[:, :1], 0.3))
+        assert logits.dtype == torch.bfloat16
+        assert arrived.dtype == torch.float32
+    assert_close(arrived, torch.full((4,), 0.3), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", SOME)
+def test_layouts_and_modes(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    _, expected = lf.Aligned(model)(images, share)
+    with torch.no_grad():
+        _, quiet = lf.Aligned(model)(images, share)
+    assert_close(quiet, expected)
+    model = model.to(memory_format=torch.channels_last)
+    images = images.to(memory_format=torch.channels_last)
+    _, last = lf.Aligned(model)(images, share.to(memory_format=torch.channels_last))
+    assert_close(last, expected, atol=1e-6, rtol=0)
+
+
+def test_a_student_computes_only_what_it_needs() -> None:
+    model, images = build("vit"), images_for("vit")
+    mix = box_mix(images)
+    hooks = sum(len(module._forward_hooks) for module in model.modules())
+    plain = lf.Student(model)
+    assert sum(len(module._forward_hooks) for module in model.modules()) == hooks
+    assert plain(images, mix).flow is None
+    flow = lf.Student(model, {"flow"})(images, mix).flow
+    assert flow is not None
+    assert flow.tokens is None
+    tokens = lf.Student(model, {"tokens"})(images, mix).flow
+    assert tokens is not None
+    assert tokens.tokens is not None
+    assert tokens.tokens.shape == (4, 17, 2)
+    assert_close(tokens.tokens[:, :1], flow.heads)
+    assert_close(tokens.heads, flow.heads)
+
+
+class TestBadInput:
+    def test_an_unknown_model(self) -> None:
+        with pytest.raises(ValueError, match=r"no adapter for .*ResNet; there are .*SwinTransformer.*register"):
+            lf.Aligned(timm.create_model("resnet10t"))
+
+    def test_a_wrapped_model(self) -> None:
+        with pytest.raises(ValueError, match=r"torch\.compile\(Aligned\(model\)\)"):
+            lf.Aligned(torch.compile(build("vit")))
+
+    @pytest.mark.parametrize("shape", [(4, 1, 16, 16), (4, 32, 32), (2, 1, 32, 32), (4, 3, 32, 32), (4,)])
+    def test_a_share_of_the_wrong_shape(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"share must have the shape \(B, 1, H, W\) = \(4, 1, 32, 32\)"):
+            lf.Aligned(build("vit"))(images_for("vit"), torch.ones(shape))
+
+    @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+    def test_a_share_outside_its_range(self, value: float) -> None:
+        images = images_for("vit")
+        with pytest.raises(ValueError, match=r"share must lie in \[0, 1\]"):
+            lf.Aligned(build("vit"))(images, torch.full_like(images[:, :1], value))
+
+    def test_an_image_size_that_the_model_refuses(self) -> None:
+        with pytest.raises(ValueError, match=r"VisionTransformer refused images of 48×48 pixels: .*32"):
+            lf.Aligned(build("vit"))(torch.rand(2, 3, 48, 48), torch.ones(2, 1, 48, 48))
+
+    def test_layers_that_are_not_there(self) -> None:
+        with pytest.raises(ValueError, match=r"0 to 2, not \[3\]"):
+            lf.Aligned(build("vit"), layers=[0, 3])
+
+    def test_needs_that_are_not_known(self) -> None:
+        with pytest.raises(ValueError, match="cannot give"):
+            lf.Student(build("vit"), {"labels"})
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"patch_drop_rate": 0.5}, "patch dropout"),
+            ({"global_pool": "map"}, "global_pool='map'"),
+            ({"block_fn": timm.models.vision_transformer.ParallelScalingBlock}, "ParallelScalingBlock"),
+        ],
+    )
+    def test_variants_that_cannot_be_followed(self, arguments: dict, message: str) -> None:
+        name, known, _ = FAMILIES["vit"]
+        with pytest.raises(ValueError, match=message):
+            lf.Aligned(timm.create_model(name, **{**known, **arguments}))

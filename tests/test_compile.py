@@ -1,0 +1,77 @@
+"""torch.compile: the same labels, and no graph break where no gradient checkpointing is used."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import box_mix, build, images_for
+from torch.testing import assert_close
+
+import labelflow as lf
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("family", ["vit", "deit distilled", "swin", "swin, padded, fused", "pvt", "pvt v2"])
+def test_no_graph_break(family: str) -> None:
+    model, images = build(family), images_for(family)
+    share = box_mix(images).share
+    aligned = lf.Aligned(model)
+    expected = aligned(images, share)
+    logits, arrived = torch.compile(aligned, fullgraph=True, backend="aot_eager")(images, share)
+    assert_close(logits, expected[0], atol=1e-5, rtol=1e-5)
+    assert_close(arrived, expected[1], atol=1e-6, rtol=0)
+    assert torch.equal(model(images), expected[0])  # nothing left behind
+
+
+def test_a_training_step_with_inductor() -> None:
+    model, images = build("vit").train(), images_for("vit")
+    mix = box_mix(images)
+    y = lf.soft_labels(torch.tensor([0, 1, 2, 3]), 5, 0.1)
+    gradients = []
+    for student in (lf.Student(model, {"flow"}), torch.compile(lf.Student(model, {"flow"}), fullgraph=True)):
+        model.zero_grad()
+        output = student(mix.apply(images), mix)
+        assert output.flow is not None
+        F.cross_entropy(output.logits, mix.blend(y, output.flow.heads[:, 0, 0])).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for eager, compiled in zip(*gradients, strict=True):
+        assert_close(compiled, eager, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo's own look at what it wraps
+@pytest.mark.parametrize("family", ["vit", "swin"])
+def test_with_gradient_checkpointing(family: str) -> None:
+    """Correct; graph breaks are allowed."""
+    model, images = build(family).train(), images_for(family)
+    for module in model.modules():  # drop-path would draw differently when compiled
+        if hasattr(module, "drop_prob"):
+            module.drop_prob = 0.0
+    mix = box_mix(images)
+    _, expected = lf.Aligned(model)(images, mix.share)
+    model.set_grad_checkpointing(True)
+    compiled = torch.compile(lf.Aligned(model), backend="aot_eager")
+    logits, arrived = compiled(images, mix.share)
+    assert_close(arrived, expected, atol=1e-6, rtol=0)
+    logits.sum().backward()
+    recomputed = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model.set_grad_checkpointing(False)
+    model(images).sum().backward()
+    for parameter, gradient in zip(model.parameters(), recomputed, strict=True):
+        assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_the_plain_model_compiles_to_itself() -> None:
+    model, images = build("vit"), images_for("vit")
+    aligned = lf.Aligned(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(images), model(images))
+    aligned(images, box_mix(images).share)
+    assert torch.equal(compiled(images), model(images))

@@ -1,0 +1,48 @@
+"""Two gloo processes: DDP gives what one process gives, and sharding keeps labels exact."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+import workers
+from helpers import build
+from torch.testing import assert_close
+
+import labelflow as lf
+
+
+def launch(work: Callable[[int], object], folder: Path) -> list[dict]:
+    torch.multiprocessing.spawn(workers.start, args=(work, folder, 2), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_ddp_gives_the_single_process_result(tmp_path: Path) -> None:
+    ranks = launch(workers.ddp, tmp_path)
+    for family in ("vit", "swin", "pvt"):
+        model = build(family)
+        aligned = lf.Aligned(model)
+        single = [workers.step(aligned, *half) for half in workers.halves(family)]
+        for rank, (loss, share) in zip(ranks, single, strict=True):
+            assert_close(rank[family]["loss"], loss)
+            assert_close(rank[family]["share"], share)
+            for parameter, gradient in zip(model.parameters(), rank[family]["grad"], strict=True):
+                assert_close(gradient, parameter.grad / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
+    ranks = launch(workers.fsdp, tmp_path)
+    for family in ("vit", "swin", "pvt", "pvt v2"):
+        aligned = lf.Aligned(build(family))
+        for rank, half in zip(ranks, workers.halves(family), strict=True):
+            loss, share = workers.step(aligned, *half)
+            exact, rounded = rank[family, torch.float32], rank[family, torch.bfloat16]
+            assert_close(exact["share"], share, atol=1e-6, rtol=0)
+            assert_close(exact["loss"], loss, atol=1e-5, rtol=0)
+            for result in (exact, rounded):  # a share in bfloat16 would be off by 5e-4
+                assert_close(result["kept"], torch.full((4,), 0.3), atol=1e-6, rtol=0)
+            assert rounded["share"].dtype == torch.float32
+            assert (rounded["share"] - share).abs().max() < 0.05  # attention itself is rounded
+
+

@@ -1,0 +1,72 @@
+"""What runs in the processes of test_distributed.py."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from helpers import box_mix, build, images_for
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import labelflow as lf
+
+
+def start(rank: int, work: Callable[[int], object], folder: Path, world: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world)
+    try:
+        torch.save(work(rank), folder / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def halves(family: str) -> list[tuple[Tensor, lf.Mix, Tensor]]:
+    """Two batches, each mixed within itself."""
+    images = images_for(family, batch=8)
+    y = lf.soft_labels(torch.arange(8) % 5, 5, 0.1)
+    return [(half, box_mix(half), labels) for half, labels in zip(images.chunk(2), y.chunk(2), strict=True)]
+
+
+def step(aligned: nn.Module, images: Tensor, mix: lf.Mix, y: Tensor) -> tuple[Tensor, Tensor]:
+    logits, share = aligned(mix.apply(images), mix.share)
+    loss = F.cross_entropy(logits, mix.blend(y, share))
+    loss.backward()
+    return loss.detach(), share
+
+
+def ddp(rank: int) -> dict[str, object]:
+    results = {}
+    for family in ("vit", "swin", "pvt"):
+        model = build(family)
+        loss, share = step(DistributedDataParallel(lf.Aligned(model)), *halves(family)[rank])
+        results[family] = {"loss": loss, "share": share, "grad": [p.grad for p in model.parameters()]}
+    return results
+
+
+def fsdp(rank: int) -> dict[str, object]:
+    """Blocks and root sharded over two processes, in float32 and in bfloat16."""
+    mesh = init_device_mesh("cpu", (2,))
+    results = {}
+    for family in ("vit", "swin", "pvt", "pvt v2"):
+        for precision in (torch.float32, torch.bfloat16):
+            policy = MixedPrecisionPolicy(param_dtype=precision)
+            model = build(family)
+            aligned = lf.Aligned(model)
+            for module in model.modules():
+                if getattr(module, "attn_mask", None) is not None:  # timm's Swin mixes its dtypes otherwise
+                    module.attn_mask = module.attn_mask.to(precision)
+                if type(module).__name__.endswith("Block"):
+                    fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(aligned, mesh=mesh, mp_policy=policy)
+            images, mix, y = halves(family)[rank]
+            constant = torch.full_like(mix.share, 0.3)
+            _, kept = aligned(images, constant)
+            loss, share = step(aligned, images, mix, y)
+            results[family, precision] = {"loss": loss.float(), "share": share, "kept": kept}
+    return results
