@@ -8,12 +8,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from helpers import FAMILIES, box_mix, build, images_for
-from oracles import dense_label
 from torch import nn
 from torch.testing import assert_close
 
 import labelflow as lf
+from helpers import FAMILIES, box_mix, build, images_for
+from oracles import dense_label
 
 # One of each kind, for what does not depend on the details of a family.
 SOME = ["vit", "swin", "pvt", "pvt v2"]
@@ -132,7 +132,9 @@ def test_trace_shows_every_layer_and_agrees_with_forward() -> None:
         assert_close(last.mean(1) if family == "swin" else last[:, 0], arrived)
 
 
-@pytest.mark.parametrize("family", ["vit", "vit, average", "swin", "pvt"])  # in PVT v2, whose patches overlap, it doesn't
+@pytest.mark.parametrize(
+    "family", ["vit", "vit, average", "swin", "pvt"]
+)  # in PVT v2, whose patches overlap, it doesn't
 def test_without_layers_the_area_arrives(family: str) -> None:
     images = images_for(family)
     mix = box_mix(images)
@@ -261,7 +263,7 @@ def test_a_subclass_with_its_own_forward_is_not_trusted() -> None:
     model.__class__ = Same
     lf.Aligned(model)
     model.__class__ = Other
-    with pytest.raises(ValueError, match="no adapter for .*Other"):
+    with pytest.raises(ValueError, match=r"no adapter for .*Other"):
         lf.Aligned(model)
 
 

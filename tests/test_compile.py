@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import box_mix, build, images_for
 from torch.testing import assert_close
 
 import labelflow as lf
+from helpers import box_mix, build, images_for
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 import torch.multiprocessing
-import workers
-from helpers import build
 from torch.testing import assert_close
 
 import labelflow as lf
+import workers
+from helpers import build
 
 
 def launch(work: Callable[[int], object], folder: Path) -> list[dict]:
@@ -44,5 +43,3 @@ def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
                 assert_close(result["kept"], torch.full((4,), 0.3), atol=1e-6, rtol=0)
             assert rounded["share"].dtype == torch.float32
             assert (rounded["share"] - share).abs().max() < 0.05  # attention itself is rounded
-
-

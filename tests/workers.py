@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from helpers import box_mix, build, images_for
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import labelflow as lf
+from helpers import box_mix, build, images_for
 
 
 def start(rank: int, work: Callable[[int], object], folder: Path, world: int) -> None:

@@ -188,7 +188,7 @@ def _resize(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Te
     return torch.cat([positions[:, :extra], grid], 1)
 
 
-def _checkpoint_filter(state_dict: dict[str, Tensor], model: PyramidVisionTransformer) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: PyramidVisionTransformer) -> dict[str, Tensor]:
     """Released weights, for the resolution of this model."""
     state_dict = dict(state_dict.get("model", state_dict))  # type: ignore[call-overload]
     for i, (_, positions, _) in enumerate(model.stages):
@@ -202,7 +202,7 @@ def _checkpoint_filter(state_dict: dict[str, Tensor], model: PyramidVisionTransf
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> PyramidVisionTransformer:
     return build_model_with_cfg(  # type: ignore[no-any-return]
-        PyramidVisionTransformer, variant, pretrained, pretrained_filter_fn=_checkpoint_filter, **kwargs
+        PyramidVisionTransformer, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
     )
 
 

@@ -1,0 +1,223 @@
+"""What every mixer promises, and each one's definition."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Generator, Tensor
+from torch.testing import assert_close
+
+import labelflow as lf
+
+MIXERS = {
+    "cutmix": lf.CutMix(),
+    "cutmix, one each": lf.CutMix(0.5, per_sample=True, pairing="permute"),
+    "cutmix, on a grid": lf.CutMix(grid=4, per_sample=True),
+    "cutmix, minmax": lf.CutMix(minmax=(0.2, 0.8), per_sample=True),
+    "mixup": lf.MixUp(),
+    "mixup, one each": lf.MixUp(0.3, per_sample=True),
+    "random": lf.RandomPatches(patch=4),
+    "blocks": lf.BlockPatches(patch=4),
+    "blocks, one for all": lf.BlockPatches(patch=4, per_sample=False, pairing="permute"),
+    "none": lf.NoMix(),
+    "choose": lf.Choose([lf.MixUp(), lf.CutMix(), lf.NoMix()], [0.3, 0.5, 0.2]),
+    "choose, each": lf.Choose([lf.MixUp(), lf.CutMix(per_sample=True), lf.NoMix()], [0.3, 0.5, 0.2], per_sample=True),
+}
+
+batches = st.integers(1, 9)
+cells = st.integers(1, 10)
+seeds = st.integers(0, 2**31)
+
+
+def seeded(seed: int) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@given(batch=batches, height=cells, width=cells, seed=seeds)
+def test_every_mix_is_sound(name: str, batch: int, height: int, width: int, seed: int) -> None:
+    images = torch.rand(batch, 3, 4 * height, 4 * width)
+    before = images.clone()
+    mix = MIXERS[name](images, generator=seeded(seed))
+    assert mix.share.shape == (batch, 1, 4 * height, 4 * width)
+    assert mix.share.dtype == torch.float32
+    assert mix.share.min() >= 0
+    assert mix.share.max() <= 1
+    assert mix.partner.dtype == torch.long
+    assert mix.partner.min() >= 0
+    assert mix.partner.max() < batch
+    assert_close(mix.lam, mix.share.double().mean((1, 2, 3)).float())
+    mixed = mix.apply(images)
+    assert mixed.shape == images.shape
+    assert torch.equal(images, before)
+    again = MIXERS[name](images, generator=seeded(seed))
+    assert torch.equal(again.share, mix.share)
+    assert torch.equal(again.partner, mix.partner)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_all_randomness_comes_from_the_generator(name: str) -> None:
+    images = torch.rand(7, 3, 32, 32)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    MIXERS[name](images, generator=seeded(3))
+    assert torch.equal(torch.get_rng_state(), state)
+    shares = [MIXERS[name](images, generator=seeded(seed)).share for seed in range(20)]
+    assert (name == "none") == all(torch.equal(share, shares[0]) for share in shares)
+
+
+def test_without_a_generator_the_global_seed_counts() -> None:
+    images = torch.rand(4, 3, 32, 32)
+    torch.manual_seed(5)
+    first = lf.CutMix(per_sample=True)(images).share
+    torch.manual_seed(5)
+    assert torch.equal(lf.CutMix(per_sample=True)(images).share, first)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_partners(batch: int) -> None:
+    images = torch.rand(batch, 3, 8, 8)
+    assert lf.CutMix()(images).partner.tolist() == list(reversed(range(batch)))
+    assert sorted(lf.CutMix(pairing="permute")(images).partner.tolist()) == list(range(batch))
+    assert lf.NoMix()(images).partner.tolist() == list(range(batch))
+    if batch == 1:  # an image mixed with itself is itself
+        assert torch.equal(lf.CutMix()(images).apply(images), images)
+
+
+def box(share: Tensor) -> tuple[int, int, int, int] | None:
+    """Top, bottom, left, right of what the partner shows; None if nothing."""
+    rows, columns = (share == 0).any(1).nonzero(), (share == 0).any(0).nonzero()
+    if not len(rows):
+        return None
+    return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40), seed=seeds)
+def test_cutmix_pastes_one_box(height: int, width: int, seed: int) -> None:
+    share = lf.CutMix(per_sample=True)(torch.empty(4, 3, height, width), seeded(seed)).share[:, 0]
+    for one in share:
+        edges = box(one)
+        if edges is not None:
+            top, bottom, left, right = edges
+            assert (one == 0).sum() == (bottom - top) * (right - left)  # a whole rectangle, rows and columns apart
+    assert set(share.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_cutmix_boxes_follow_the_image_not_its_transpose() -> None:
+    """On a wide image boxes are wide: both sides take the same part of the image's."""
+    share = lf.CutMix(per_sample=True)(torch.empty(2000, 1, 20, 200), seeded(0)).share[:, 0]
+    edges = [found for one in share if (found := box(one))]
+    height = sum(bottom - top for top, bottom, _, _ in edges) / len(edges)
+    width = sum(right - left for _, _, left, right in edges) / len(edges)
+    assert 8 < width / height < 12
+    centre = sum((top + bottom) / 2 for top, bottom, _, _ in edges) / len(edges)
+    assert abs(centre - 10) < 0.5
+
+
+def test_cutmix_keeps_boxes_on_its_grid() -> None:
+    share = lf.CutMix(grid=16, per_sample=True)(torch.empty(64, 3, 64, 96), seeded(0)).share
+    tokens = torch.nn.functional.avg_pool2d(share, 16)
+    assert set(tokens.unique().tolist()) == {0.0, 1.0}
+
+
+def test_cutmix_alpha_shapes_the_area() -> None:
+    def spread(alpha: float) -> float:
+        return float(lf.CutMix(alpha, per_sample=True)(torch.empty(4000, 1, 64, 64), seeded(0)).lam.std())
+
+    assert spread(0.1) > spread(1.0) > spread(20.0)
+
+
+@given(seed=seeds, low=st.floats(0, 1), high=st.floats(0, 1))
+def test_cutmix_minmax_bounds_the_sides(seed: int, low: float, high: float) -> None:
+    low, high = sorted((low, high))
+    share = lf.CutMix(minmax=(low, high), per_sample=True)(torch.empty(8, 3, 20, 30), seeded(seed)).share[:, 0]
+    for one in share:
+        edges = box(one)
+        if edges is None:
+            assert math.floor(20 * low) == 0 or math.floor(30 * low) == 0
+            continue
+        top, bottom, left, right = edges
+        assert math.floor(20 * low) <= bottom - top <= math.floor(20 * high)
+        assert math.floor(30 * low) <= right - left <= math.floor(30 * high)
+
+
+def test_mixup_is_constant_and_beta() -> None:
+    mix = lf.MixUp(0.8, per_sample=True)(torch.empty(20_000, 1, 2, 2), seeded(0))
+    assert (mix.share.amax((1, 2, 3)) == mix.share.amin((1, 2, 3))).all()
+    beta = torch.distributions.Beta(0.8, 0.8)
+    assert abs(mix.lam.mean() - 0.5) < 0.01
+    assert abs(mix.lam.var() - beta.variance) < 0.005
+    one = lf.MixUp(0.8)(torch.empty(8, 1, 2, 2), seeded(0))
+    assert len(one.lam.unique()) == 1
+
+
+def test_random_patches_are_scattered_and_exact() -> None:
+    mix = lf.RandomPatches(patch=16)(torch.empty(500, 3, 224, 224), seeded(0))
+    tokens = mix.tokens((14, 14))
+    assert set(tokens.unique().tolist()) == {0.0, 1.0}
+    assert abs(mix.lam.mean() - 0.5) < 0.05
+    assert tokens.mean(0).std() < 0.05  # every place alike
+
+
+@given(seed=seeds, height=st.integers(1, 16), width=st.integers(1, 16))
+def test_block_patches_never_overshoot(seed: int, height: int, width: int) -> None:
+    mixer = lf.BlockPatches(patch=1)
+    for wanted in {0, 1, height * width // 2, height * width}:
+        chosen = mixer._chosen(torch.tensor([wanted]), (height, width), seeded(seed))
+        assert chosen.shape == (1, height, width)
+        assert chosen.sum() <= wanted
+        if wanted == height * width:
+            assert chosen.all()
+
+
+def test_block_patches_are_blocks() -> None:
+    """Far more neighbours agree than among scattered patches, and nearly all that was wanted is there."""
+
+    def agreement(mixer: lf.mixers.Mixer) -> float:
+        tokens = mixer(torch.empty(200, 3, 224, 224), seeded(0)).tokens((14, 14))
+        return float((tokens[:, 1:] == tokens[:, :-1]).float().mean())
+
+    assert agreement(lf.BlockPatches()) > agreement(lf.RandomPatches()) + 0.15
+    wanted = torch.full((200,), 75)
+    counts = lf.BlockPatches()._chosen(wanted, (14, 14), seeded(0)).sum((1, 2))
+    assert counts.float().mean() > 65
+
+
+def test_choose_keeps_its_probabilities() -> None:
+    images = torch.empty(1, 1, 4, 4)
+    choose = lf.Choose([lf.MixUp(), lf.NoMix()], [0.3, 0.7])
+    generator = seeded(0)
+    unmixed = sum(bool((choose(images, generator).share == 1).all()) for _ in range(1000)) / 1000
+    assert abs(unmixed - 0.7) < 0.05
+    each = lf.Choose([lf.MixUp(), lf.NoMix()], [0.3, 0.7], per_sample=True)
+    mix = each(torch.empty(2000, 1, 4, 4), seeded(0))
+    plain = mix.lam == 1
+    assert abs(plain.float().mean() - 0.7) < 0.04
+    assert torch.equal(mix.partner[plain], torch.arange(2000)[plain])
+    assert torch.equal(mix.partner[~plain], torch.arange(1999, -1, -1)[~plain])
+    assert lf.Choose([lf.NoMix()], [1.0])(images).lam == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lf.CutMix(-1.0), "alpha.*must be a positive number, not -1.0"),
+        (lambda: lf.CutMix(float("nan")), "alpha"),
+        (lambda: lf.MixUp(0.0), "NoMix"),
+        (lambda: lf.RandomPatches(-0.1), "alpha"),
+        (lambda: lf.CutMix(grid=0), "grid"),
+        (lambda: lf.CutMix(minmax=(0.8, 0.2)), "minmax"),
+        (lambda: lf.CutMix(pairing="roll"), "pairing must be 'flip'"),  # type: ignore[arg-type]
+        (lambda: lf.BlockPatches(patch=0), "patch"),
+        (lambda: lf.Choose([lf.NoMix()], [0.5, 0.5]), "a probability for each mixer, not 2 for 1"),
+        (lambda: lf.Choose([lf.NoMix(), lf.MixUp()], [0.5, 0.6]), "sum to 1"),
+        (lambda: lf.CutMix(grid=16)(torch.empty(2, 3, 40, 64)), "40×64 pixels do not divide into cells of 16×16"),
+        (lambda: lf.RandomPatches()(torch.empty(2, 3, 40, 64)), "40×64 pixels do not divide into patches"),
+        (lambda: lf.CutMix()(torch.empty(3, 40, 64)), r"images of shape \(B, C, H, W\)"),
+    ],
+)
+def test_bad_input(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]

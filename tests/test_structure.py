@@ -1,0 +1,48 @@
+"""Imports point down only (design: data flows one way), and importing is quiet and light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import labelflow
+
+ROOT = Path(labelflow.__file__).parent
+# From the bottom up: a module may import what stands before it, and its own folder.
+LAYERS = ["mix", "flow", "loss", "mixers", "models", "adapters", "align"]
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of labelflow that a file imports."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "labelflow":
+            inside = node.module.split(".")[1:]
+            parts |= {inside[0]} if inside else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            parts |= {name.name.split(".")[1] for name in node.names if name.name.startswith("labelflow.")}
+    return parts
+
+
+def test_every_part_has_a_layer() -> None:
+    parts = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(LAYERS)
+
+
+def test_imports_point_down() -> None:
+    for level, layer in enumerate(LAYERS):
+        files = [ROOT / f"{layer}.py"] if (ROOT / f"{layer}.py").exists() else list((ROOT / layer).rglob("*.py"))
+        for path in files:
+            above = imported(path) - set(LAYERS[: level + 1])
+            assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}, which stands above {layer}"
+
+
+def test_files_can_be_read_in_one_sitting() -> None:
+    long = {str(path): lines for path in ROOT.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 300}
+    assert not long
+
+
+def test_import_is_quiet_and_brings_no_plots() -> None:
+    code = "import sys, labelflow; sys.exit(any(name in sys.modules for name in ('matplotlib', 'skimage')))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
