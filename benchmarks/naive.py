@@ -5,7 +5,7 @@ What `Aligned` is measured against. Written for reading, not for speed.
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import window_partition, window_reverse
+from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
 from torch import Tensor, nn
 
 from labelflow import Mix
@@ -20,13 +20,13 @@ class Naive(nn.Module):
         self.labels = torch.empty(0)  # (B, N, C)
         self.ratio = torch.empty(0)  # (B, 1, C): the image's label
         self.pyramid = not hasattr(model, "blocks")
-        for module in model.modules():
-            if hasattr(module, "attn_drop") and hasattr(module, "fused_attn"):
+        for name, module in model.named_modules():
+            if hasattr(module, "fused_attn"):
                 module.fused_attn = False
-                module.attn_drop.register_forward_hook(self._keep)
-        blocks = [m for m in model.modules() if hasattr(m, "norm1") and hasattr(m, "attn")]
-        for block in blocks:
-            block.register_forward_hook(self._move)
+            if name.endswith(".attn_drop"):
+                module.register_forward_hook(self._keep)
+            if hasattr(module, "norm1") and hasattr(module, "attn"):
+                module.register_forward_hook(self._move)
 
     def forward(self, images: Tensor, mix: Mix, y: Tensor) -> tuple[Tensor, Tensor]:
         patch = 4 if self.pyramid else 16
@@ -50,7 +50,7 @@ class Naive(nn.Module):
         if self.labels.shape[1] == tokens - 1:
             self.labels = torch.cat([self.ratio, self.labels], 1)
         weights = self.weights.mean(1)  # (B, N, M)
-        if hasattr(block, "window_size"):
+        if isinstance(block, SwinTransformerBlock):
             mixed = _swin(block, weights, self.labels.unflatten(1, (side, side))).flatten(1, 2)
         elif weights.shape[2] < self.labels.shape[1]:  # PVT: pooled keys
             reduced = round(weights.shape[2] ** 0.5)
@@ -62,7 +62,7 @@ class Naive(nn.Module):
         self.labels = (self.labels + mixed) / 2
 
 
-def _swin(block: nn.Module, weights: Tensor, labels: Tensor) -> Tensor:
+def _swin(block: SwinTransformerBlock, weights: Tensor, labels: Tensor) -> Tensor:
     side, window, (shift, _) = labels.shape[1], block.window_size, block.shift_size
     labels = torch.roll(labels, (-shift, -shift), (1, 2))
     windows = weights @ window_partition(labels, window).flatten(1, 2)

@@ -10,10 +10,14 @@ and writes out/step_overhead.json and .png.
 import argparse
 import gc
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import timm
 import torch
@@ -66,7 +70,7 @@ def peak_bytes(step: Step) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step().backward()
     held = peak = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import pickle
 
 import pytest
 import timm
@@ -228,6 +229,27 @@ def test_two_on_one_model(family: str) -> None:
     assert torch.equal(model(images), before)
 
 
+@pytest.mark.parametrize("family", SOME)
+def test_a_pickle_is_wired_alike(family: str) -> None:
+    """As when a model goes to a spawned process."""
+    aligned, images = lf.Aligned(build(family)), images_for(family)
+    share = box_mix(images).share
+    twin = pickle.loads(pickle.dumps(aligned))
+    assert torch.equal(twin(images, share)[1], aligned(images, share)[1])
+
+
+def test_attention_may_be_fused_or_not_after_attaching() -> None:
+    for family in SOME:
+        model, images = build(family), images_for(family)
+        share = box_mix(images).share
+        aligned = lf.Aligned(model)
+        expected = aligned(images, share)[1]
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = not module.fused_attn
+        assert_close(aligned(images, share)[1], expected, atol=1e-6, rtol=0)
+
+
 def test_hooks_go_with_their_owner() -> None:
     model = build("vit")
 
@@ -247,6 +269,11 @@ def test_a_hook_that_never_fires_is_an_error() -> None:
     share = box_mix(images).share
     model.blocks = model.blocks[:2]
     with pytest.raises(RuntimeError, match=r"3 of 4 modules.*blocks\.2"):
+        aligned(images, share)
+    model = build("vit")
+    aligned = lf.Aligned(model)
+    model.blocks[1].attn.k_norm = nn.Identity()
+    with pytest.raises(RuntimeError, match="watches as 'key' did not run"):
         aligned(images, share)
 
 
@@ -324,9 +351,10 @@ def test_a_student_computes_only_what_it_needs() -> None:
     tokens = lf.Student(model, {"tokens"})(images, mix).flow
     assert tokens is not None
     assert tokens.tokens is not None
-    assert tokens.tokens.shape == (4, 17, 2)
-    assert_close(tokens.tokens[:, :1], flow.heads)
     assert_close(tokens.heads, flow.heads)
+    trace = lf.Aligned(model).trace(images, mix.share)
+    assert_close(tokens.tokens[..., 0].unflatten(1, (4, 4)), trace[-1].map)
+    assert_close(tokens.tokens.sum(-1), torch.ones(4, 16))
 
 
 class TestBadInput:

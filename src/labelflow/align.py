@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import IDENTITY, ModuleAdapter, Seen, model_adapter, module_adapter
+from labelflow.adapters.registry import Seen, model_adapter, module_adapter
 from labelflow.flow import Labels
 from labelflow.mix import Mix
 
@@ -26,7 +26,7 @@ class Flow(NamedTuple):
     """The labels that arrive: (own, partner) for K = 2 sources."""
 
     heads: Tensor  # (B, heads, K), one row for each classifier; a distilled DeiT has two
-    tokens: Tensor | None  # (B, N, K), the other tokens', where they were asked for
+    tokens: Tensor | None  # (B, h·w, K), one row for each patch token, where they were asked for
 
 
 class Output(NamedTuple):
@@ -74,10 +74,10 @@ class Aligned(nn.Module):
         self.follower = Follower(self, model, layers, residual)
 
     def __call__(self, images: Tensor, share: Tensor) -> tuple[Any, Tensor]:
-        return super().__call__(images, _Exact(share))  # type: ignore[no-any-return]
+        return super().__call__(images, _Exact(share))
 
-    def forward(self, images: Tensor, share: "_Exact[Tensor]") -> tuple[Any, Tensor]:
-        logits, flow = self.follower.run(self.model, images, share.value)
+    def forward(self, images: Tensor, share: "Tensor | _Exact[Tensor]") -> tuple[Any, Tensor]:
+        logits, flow = self.follower.run(self.model, images, _open(share))
         return logits, flow.heads[..., 0].mean(1)
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class Aligned(nn.Module):
 class Student(nn.Module):
     """A model as a target sees it: `student(images, mix) -> Output`. Only what `needs` names is computed.
 
-    "flow": the labels that reach each classifier; "tokens": those of all tokens too.
+    "flow": the labels that reach each classifier; "tokens": those of the patch tokens, too.
     """
 
     NEEDS = frozenset({"flow", "tokens"})
@@ -112,12 +112,12 @@ class Student(nn.Module):
         self.follower = Follower(self, model, layers, residual) if needs else None
 
     def __call__(self, images: Tensor, mix: Mix) -> Output:
-        return super().__call__(images, _Exact(mix))  # type: ignore[no-any-return]
+        return super().__call__(images, _Exact(mix))
 
-    def forward(self, images: Tensor, mix: "_Exact[Mix]") -> Output:
+    def forward(self, images: Tensor, mix: "Mix | _Exact[Mix]") -> Output:
         if self.follower is None:
             return Output(self.model(images), None)
-        return Output(*self.follower.run(self.model, images, mix.value.share, tokens="tokens" in self.needs))
+        return Output(*self.follower.run(self.model, images, _open(mix).share, tokens="tokens" in self.needs))
 
 
 class _Exact(Generic[Value]):
@@ -127,15 +127,19 @@ class _Exact(Generic[Value]):
         self.value = value
 
 
+def _open(held: Value | _Exact[Value]) -> Value:
+    return held.value if isinstance(held, _Exact) else held
+
+
 class Follower:
     """Hooks on a model that move labels along with its tokens while `run` runs, and do nothing otherwise.
 
-    The hooks go with `owner`. Hooks and state are plain objects, so that a deep copy has its own, wired alike.
+    The hooks go with `owner`. Hooks and state are plain data, so that copies and pickles have their own, wired alike.
     """
 
     def __init__(self, owner: object, model: nn.Module, layers: Iterable[int] | None, residual: bool) -> None:
-        self.adapter = model_adapter(model)
-        self.head_tokens = self.adapter.head_tokens(model)
+        adapter = model_adapter(model)
+        self.head_tokens = adapter.head_tokens(model)
         self.residual = residual
         self.labels: Labels | None = None  # None: idle
         self.image: Tensor | None = None  # (B, K): the label of the whole image
@@ -145,21 +149,18 @@ class Follower:
         self.fired = 0
 
         names = {module: name for name, module in model.named_modules()}
-        steps = [(module, module_adapter(module)) for module in self.adapter.path(model)]
-        blocks = [module for module, adapter in steps if adapter.layer]
-        chosen = _choose(blocks, layers)
+        path = adapter.path(model)
+        self.steps = [names[module] for module in path]  # what has to fire, in order
+        blocks = [module for module in path if module_adapter(module).layer]
+        left_out = set(blocks) - set(_choose(blocks, layers))
         handles: list[RemovableHandle] = []
-        self.steps: list[str] = []  # the modules that have to fire, in order
-        for module, adapter in steps:
-            if adapter.layer and module not in chosen:
-                adapter = IDENTITY
-            for tap, (watched, side) in adapter.taps(module).items():
-                hook = _Watch(self, tap, side)
-                handles.append(watched.register_forward_hook(hook, prepend=True))
-            move = _Move(self, adapter, names[module], last=module is blocks[-1])
+        for module in path:
+            taps = {} if module in left_out else module_adapter(module).taps(module)
+            for tap, (watched, side) in taps.items():
+                handles.append(watched.register_forward_hook(_Watch(self, tap, side), prepend=True))
+            move = _Move(self, names[module], last=module is blocks[-1], identity=module in left_out)
             # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
             handles.append(module.register_forward_hook(move, prepend=True))
-            self.steps.append(names[module])
         weakref.finalize(owner, _remove, handles)
 
     def run(
@@ -172,42 +173,44 @@ class Follower:
         self.trace, self.all_tokens, self.fired = trace, tokens, 0
         try:
             logits = model(images)
-            values = self.labels.values
+            arrived, fired = self.labels, self.fired
         except AssertionError as error:  # timm's way to refuse an image size
             size = f"{images.shape[2]}×{images.shape[3]}"
             raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
         finally:
-            fired, self.labels, self.image, self.trace = self.fired, None, None, None
-            self.taps = {}
+            self.labels, self.image, self.trace, self.taps = None, None, None, {}
         if fired != len(self.steps):
+            missing = self.steps[fired] if fired < len(self.steps) else "each module once"
             raise RuntimeError(
-                f"labels followed {fired} of {len(self.steps)} modules: {type(model).__name__} did not run "
-                f"{self.steps[fired] if fired < len(self.steps) else 'each module once'} in this forward pass"
+                f"labels followed {fired} of {len(self.steps)} modules: {type(model).__name__} did not run {missing}"
             )
-        heads = self.adapter.heads(model, values)
-        return logits, Flow(heads, values if tokens else None)
+        heads = model_adapter(model).heads(model, arrived.values)
+        return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
 
-    def move(self, module: nn.Module, inputs: tuple[Any, ...], adapter: ModuleAdapter, name: str, last: bool) -> None:
+    def move(self, module: nn.Module, tokens: Tensor, hook: "_Move") -> None:
         assert self.labels is not None
+        adapter = module_adapter(module)
         with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
-            labels = self._join(inputs[0]) if adapter.layer else self.labels
-            rows = slice(self.head_tokens) if last and self.head_tokens and not self.all_tokens else slice(None)
-            self.labels = adapter.move(module, Seen(self.taps, rows, self.residual), labels)
+            if adapter.layer:
+                self._join(tokens)
+            if not hook.identity:
+                heads_suffice = hook.last and self.head_tokens and not self.all_tokens
+                rows = slice(self.head_tokens) if heads_suffice else slice(None)
+                self.labels = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
         self.taps = {}
         self.fired += 1
         if self.trace is not None and adapter.layer:
-            self.trace.append(Layer(name, self.labels.values[..., 0], self.labels.grid))
+            self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
 
-    def _join(self, tokens: Tensor) -> Labels:
+    def _join(self, tokens: Tensor) -> None:
         """Tokens that come without a place in the image (class token, registers) start with the image's ratio."""
         assert self.labels is not None
         assert self.image is not None
         count = tokens.shape[1] if tokens.ndim == 3 else tokens.shape[1] * tokens.shape[2]
         missing = count - self.labels.values.shape[1]
-        if not missing:
-            return self.labels
-        joined = self.image.unsqueeze(1).expand(-1, missing, -1)
-        return Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
+        if missing:
+            joined = self.image.unsqueeze(1).expand(-1, missing, -1)
+            self.labels = Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
 
 
 class _Watch:
@@ -224,12 +227,12 @@ class _Watch:
 class _Move:
     """A hook that moves the labels as its module has moved the tokens."""
 
-    def __init__(self, follower: Follower, adapter: ModuleAdapter, name: str, last: bool) -> None:
-        self.follower, self.adapter, self.name, self.last = follower, adapter, name, last
+    def __init__(self, follower: Follower, name: str, last: bool, identity: bool) -> None:
+        self.follower, self.name, self.last, self.identity = follower, name, last, identity
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if self.follower.labels is not None:
-            self.follower.move(module, inputs, self.adapter, self.name, self.last)
+            self.follower.move(module, inputs[0], self)
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -12,9 +12,12 @@ from labelflow.models import pvt
 
 
 def _taps(block: pvt.Block | pvt_v2.Block) -> dict[str, Tap]:
-    if block.attn.fused_attn:
-        return {"query": Tap(block.attn.q), "key_value": Tap(block.attn.kv)}
-    return {"weights": Tap(block.attn.attn_drop, "input")}
+    attention = block.attn
+    return {
+        "query": Tap(attention.q),
+        "key_value": Tap(attention.kv),
+        "weights": Tap(attention.attn_drop, "input"),  # only where attention is not fused
+    }
 
 
 def _keys(module: pvt_v2.Attention, labels: Labels) -> Tensor:
@@ -30,24 +33,24 @@ def _keys(module: pvt_v2.Attention, labels: Labels) -> Tensor:
 def _attend(module: pvt_v2.Attention, seen: Seen, labels: Labels) -> Tensor:
     """Eq. 9: (B, N, K)"""
     keys = _keys(module, labels)
-    if "weights" in seen.taps:
-        return flow.attention(seen.taps["weights"][:, :, seen.rows], keys)
-    query = seen.taps["query"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, D)
-    key, _ = seen.taps["key_value"].unflatten(-1, (2, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    if "weights" in seen:
+        return flow.attention(seen["weights"][:, :, seen.rows], keys)
+    query = seen["query"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, D)
+    key, _ = seen["key_value"].unflatten(-1, (2, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
     return flow.attend(query[:, :, seen.rows], key, keys)
 
 
 @register(pvt.Block, taps=_taps)
-def block(block: pvt.Block, seen: Seen, labels: Labels) -> Labels:
-    mixed = _attend(block.attn, seen, labels)
+def block(module: pvt.Block, seen: Seen, labels: Labels) -> Labels:
+    mixed = _attend(module.attn, seen, labels)
     return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
 
 
 @register(pvt_v2.Block, taps=_taps)
-def block_v2(block: pvt_v2.Block, seen: Seen, labels: Labels) -> Labels:
+def block_v2(module: pvt_v2.Block, seen: Seen, labels: Labels) -> Labels:
     """PVT v2's MLP holds a depth-wise convolution, which moves labels as well (Table 10)."""
-    labels = Labels(seen.residual(labels.values, _attend(block.attn, seen, labels)), labels.grid)
-    return labels.with_map(seen.residual(labels.map, flow.convolve(block.mlp.dwconv.weight, labels.map)))
+    labels = Labels(seen.residual(labels.values, _attend(module.attn, seen, labels)), labels.grid)
+    return labels.with_map(seen.residual(labels.map, flow.convolve(module.mlp.dwconv.weight, labels.map)))
 
 
 @register(pvt.PatchEmbed, pvt_v2.OverlapPatchEmbed, layer=False)

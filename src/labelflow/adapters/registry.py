@@ -22,12 +22,21 @@ class Tap(NamedTuple):
     side: Literal["input", "output"] = "output"
 
 
-class Seen(NamedTuple):
-    """What an adapter sees of one module's forward pass."""
+@dataclass(frozen=True)
+class Seen:
+    """What an adapter sees of one module's forward pass: `seen["query"]`, `"weights" in seen`."""
 
-    taps: Mapping[str, Tensor]  # detached, by name
+    taps: Mapping[str, Tensor]  # detached, by name; those that fired
     rows: slice  # the tokens whose labels are still needed; fewer in the last block of a class-token model
     keep_residual: bool  # False: the ablation Y ← A·Y
+
+    def __contains__(self, tap: str) -> bool:
+        return tap in self.taps
+
+    def __getitem__(self, tap: str) -> Tensor:
+        if tap not in self.taps:
+            raise RuntimeError(f"the module that an adapter watches as {tap!r} did not run in this forward pass")
+        return self.taps[tap]
 
     def residual(self, labels: Tensor, mixed: Tensor) -> Tensor:
         return flow.residual(labels, mixed) if self.keep_residual else mixed
@@ -62,9 +71,6 @@ def _no_taps(module: nn.Module) -> dict[str, Tap]:
     return {}
 
 
-IDENTITY = ModuleAdapter(lambda module, seen, labels: labels, _no_taps, layer=True)  # a layer that is left out
-
-
 def register(*classes: type[nn.Module], taps: Taps = _no_taps, layer: bool = True) -> Callable[[Move], Move]:
     """Say how modules of these classes move labels.
 
@@ -97,10 +103,12 @@ Adapter = TypeVar("Adapter", ModuleAdapter, ModelAdapter)
 
 
 def _find(registry: Mapping[type[nn.Module], Adapter], module: nn.Module) -> Adapter | None:
-    """A subclass is served by its parent's adapter as long as it doesn't change what `forward` does."""
+    """A subclass is served by its parent's adapter as long as it leaves `forward` and its parts alone."""
     for parent in type(module).__mro__:
-        if parent in registry and type(module).forward is parent.forward:
+        if parent in registry:
             return registry[parent]
+        if any(name.startswith("forward") for name in vars(parent)):
+            return None
     return None
 
 

@@ -16,17 +16,15 @@ from labelflow.flow import Labels
 
 
 def _taps(block: SwinTransformerBlock) -> dict[str, Tap]:
-    if block.attn.fused_attn:
-        return {"qkv": Tap(block.attn.qkv)}
-    return {"weights": Tap(block.attn.attn_drop, "input")}
+    return {"qkv": Tap(block.attn.qkv), "weights": Tap(block.attn.attn_drop, "input")}  # weights: if not fused
 
 
 def _mix_windows(block: SwinTransformerBlock, seen: Seen, labels: Tensor, padded: tuple[int, int]) -> Tensor:
     """Window attention: (windows, places, K) -> (windows, places, K)"""
-    if "weights" in seen.taps:
-        return flow.attention(seen.taps["weights"], labels)
+    if "weights" in seen:
+        return flow.attention(seen["weights"], labels)
     windows, places = labels.shape[:2]
-    query, key, _ = seen.taps["qkv"].reshape(windows, places, 3, block.attn.num_heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, _ = seen["qkv"].reshape(windows, places, 3, block.attn.num_heads, -1).permute(2, 0, 3, 1, 4)
     bias = block.attn._get_rel_pos_bias()  # (1, heads, places, places)
     mask = block.get_attn_mask(labels.new_empty(1, *padded, 1)) if block.dynamic_mask else block.attn_mask
     if mask is not None:  # (windows of an image, places, places)
@@ -35,14 +33,14 @@ def _mix_windows(block: SwinTransformerBlock, seen: Seen, labels: Tensor, padded
 
 
 @register(SwinTransformerBlock, taps=_taps)
-def block(block: SwinTransformerBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: SwinTransformerBlock, seen: Seen, labels: Labels) -> Labels:
     height, width = labels.grid
-    rows, columns = block.shift_size
-    window = block.window_size
+    rows, columns = module.shift_size
+    window = module.window_size
     shifted = flow.pad(torch.roll(labels.map, (-rows, -columns), (1, 2)), window)
     padded = (shifted.shape[1], shifted.shape[2])
     windows = window_partition(shifted, window).flatten(1, 2)  # (windows, places, K)
-    mixed = _mix_windows(block, seen, windows, padded).unflatten(1, window)
+    mixed = _mix_windows(module, seen, windows, padded).unflatten(1, window)
     mixed = window_reverse(mixed, window, *padded)[:, :height, :width]
     mixed = torch.roll(mixed, (rows, columns), (1, 2))
     return labels.with_map(seen.residual(labels.map, mixed))

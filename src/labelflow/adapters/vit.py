@@ -2,7 +2,7 @@
 
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from labelflow import flow
@@ -10,20 +10,25 @@ from labelflow.adapters.registry import Seen, Tap, register, register_model
 from labelflow.flow import Labels
 
 
-def _taps(attention: Attention) -> dict[str, Tap]:
-    if attention.fused_attn:
-        return {"query": Tap(attention.q_norm), "key": Tap(attention.k_norm)}
-    return {"weights": Tap(attention.attn_drop, "input")}
+def _taps(block: Block) -> dict[str, Tap]:
+    attention = block.attn
+    if type(attention) is not Attention:
+        raise ValueError(f"labelflow follows labels through timm's Attention, not {type(attention).__name__}")
+    return {
+        "query": Tap(attention.q_norm),
+        "key": Tap(attention.k_norm),
+        "weights": Tap(attention.attn_drop, "input"),  # only where attention is not fused
+    }
 
 
-@register(Attention, taps=_taps)
-def attend(attention: Attention, seen: Seen, labels: Labels) -> Labels:
-    """The attention half of a block, Eq. 11; the MLP half leaves labels as they are."""
+@register(Block, ResPostBlock, taps=_taps)
+def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+    """Eq. 11; the MLP half of a block leaves labels as they are."""
     values = labels.values
-    if "weights" in seen.taps:
-        mixed = flow.attention(seen.taps["weights"][:, :, seen.rows], values)
+    if "weights" in seen:
+        mixed = flow.attention(seen["weights"][:, :, seen.rows], values)
     else:
-        mixed = flow.attend(seen.taps["query"][:, :, seen.rows], seen.taps["key"], values)
+        mixed = flow.attend(seen["query"][:, :, seen.rows], seen["key"], values)
     return Labels(seen.residual(values[:, seen.rows], mixed), labels.grid)
 
 
@@ -34,10 +39,7 @@ def _path(model: VisionTransformer) -> list[nn.Module]:
         raise ValueError(
             f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
         )
-    strange = {type(block).__name__ for block in model.blocks} - {"Block", "ResPostBlock"}
-    if strange:
-        raise ValueError(f"labelflow follows labels through Block and ResPostBlock, not {', '.join(sorted(strange))}")
-    return [model.patch_embed, *(block.attn for block in model.blocks)]
+    return [model.patch_embed, *model.blocks]
 
 
 def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ def _resize(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Te
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: PyramidVisionTransformer) -> dict[str, Tensor]:
     """Released weights, for the resolution of this model."""
-    state_dict = dict(state_dict.get("model", state_dict))  # type: ignore[call-overload]
+    state_dict = dict(state_dict.get("model", state_dict))
     for i, (_, positions, _) in enumerate(model.stages):
         name = f"pos_embed{i + 1}"
         extra = int(i == len(model.depths) - 1)
@@ -201,7 +201,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: PyramidVisionTran
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> PyramidVisionTransformer:
-    return build_model_with_cfg(  # type: ignore[no-any-return]
+    return build_model_with_cfg(
         PyramidVisionTransformer, variant, pretrained, pretrained_filter_fn=checkpoint_filter_fn, **kwargs
     )
 
