@@ -25,7 +25,7 @@ LOG2_E = math.log2(math.e)
 CHUNK_SCORES = 2**19  # attention scores held at once on a CPU: 2 MB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labels:
     """The labels of all tokens: P tokens without a place (class token, registers), then the h×w grid, row by row."""
 
@@ -78,11 +78,13 @@ def attend(
 ) -> Tensor:
     """Eqs. 6, 7 and 9, from queries and keys, where the model runs a fused kernel and no weights are to be had.
 
-    query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (1 or B, A, N, M) -> (B, N, K)
+    query (B, A, N, D), key (B, A, M, D), labels (B, M, K) that sum to 1, bias (1 or B, A, N, M) -> (B, N, K)
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _attend_in_chunks(query, key, labels, bias, scale)
+        mixed = _attend_in_chunks(query, key, labels, bias, scale)
+        if mixed is not None:
+            return mixed
     # Fused kernels want the values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
     width = query.shape[-1] if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
     values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
@@ -91,15 +93,16 @@ def attend(
     return normalise(mixed.mean(1)[..., : labels.shape[-1]])  # (B, A, N, D) -> (B, N, K)
 
 
-def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """A few samples at a time, so that their scores stay in the cache: on a CPU faster than the fused kernel, which
-    multiplies with all D columns of its values where labels have K."""
+def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor | None:
+    """A few samples at a time, so that their scores stay in the cache. On a CPU that is faster than the fused kernel,
+    which multiplies with D columns of values where labels have K, and takes each row's maximum out of its scores. Here
+    2^score is taken as it is; None if powers overflowed or vanished, which attention of a sane model never does."""
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
     chunk = max(1, min(batch, CHUNK_SCORES // (heads * queries * keys)))
     buffer = labels.new_empty(chunk * heads, queries, keys)
-    mixed = labels.new_empty(batch, queries, labels.shape[2])
-    rows = F.pad(labels, (0, 1), value=1.0).mT.contiguous()  # (B, K + 1, M): a row of ones counts the weights
+    sums = labels.new_empty(batch, labels.shape[2], heads * queries)
+    rows = labels.mT.contiguous()  # (B, K, M): products with few rows are faster than with few columns
     for start in range(0, batch, chunk):
         part = slice(start, start + chunk)
         q, k = query[part].flatten(0, 1).float(), key[part].flatten(0, 1).float()
@@ -107,19 +110,13 @@ def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor |
         torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale * LOG2_E, out=scores)
         if bias is not None:
             scores.unflatten(0, (-1, heads)).add_(bias if len(bias) == 1 else bias[part], alpha=LOG2_E)
-        weights = _powers_of_two(scores).view(-1, heads * queries, keys)
-        sums = (rows[part] @ weights.mT).unflatten(2, (heads, queries))  # few rows are faster than few columns
-        mixed[part] = (sums[:, :-1] / sums[:, -1:]).mean(2).mT
-    return normalise(mixed)
-
-
-def _powers_of_two(scores: Tensor) -> Tensor:
-    """2^scores in place, up to a factor per row, which Norm takes out. Twice as fast as a softmax where no power can
-    overflow or vanish, which is to say nearly always."""
-    low, high = scores.aminmax()
-    if low < -80 or high > 80:
-        scores -= scores.amax(-1, keepdim=True)
-    return torch.exp2(scores, out=scores)
+        powers = torch.exp2(scores, out=scores).view(-1, heads * queries, keys)
+        torch.bmm(rows[part], powers.mT, out=sums[part])
+    totals = sums.sum(1, keepdim=True)  # what softmax divides by, since labels sum to 1
+    low, high = totals.aminmax()
+    if not (low > 2.0**-100 and high < 2.0**100):
+        return None
+    return (sums / totals).unflatten(2, (heads, queries)).mean(2).mT
 
 
 def convolve(kernel: Tensor, labels: Tensor) -> Tensor:

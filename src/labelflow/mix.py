@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mix:
     """Who is mixed with whom, and how much of each pixel is one's own.
 

@@ -29,7 +29,8 @@ def _mix_windows(block: SwinTransformerBlock, seen: Seen, labels: Tensor, padded
     mask = block.get_attn_mask(labels.new_empty(1, *padded, 1)) if block.dynamic_mask else block.attn_mask
     if mask is not None:  # (windows of an image, places, places)
         bias = (bias + mask.unsqueeze(1)).repeat(windows // len(mask), 1, 1, 1)
-    return flow.attend(query, key, labels, bias)
+    nowhere = 1 - labels.sum(-1, keepdim=True)  # padding counts as a source while weights are shared out
+    return flow.normalise(flow.attend(query, key, torch.cat([labels, nowhere], -1), bias)[..., :-1])
 
 
 @register(SwinTransformerBlock, taps=_taps)
