@@ -5,6 +5,7 @@ BIN := .venv/bin
 .PHONY: quickstart test lint bench clean
 
 quickstart: .venv/installed  ## the first look: labels that follow tokens, as a picture
+	@echo "Mixing two photographs and following their labels through a DeiT ..."
 	@$(BIN)/python examples/align_timm.py
 
 test: lint  ## everything that CI checks

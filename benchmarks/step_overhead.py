@@ -1,7 +1,7 @@
 """What does alignment cost? A training step (forward, loss, backward) of plain CutMix on the model as timm ships it,
 the same step with `Aligned`, and a naive dense version, interleaved in one run.
 
-    python benchmarks/step_overhead.py --models deit_small_patch16_224 --batch 4 --rounds 25
+    python benchmarks/step_overhead.py --models deit_small_patch16_224 --batch 8 --rounds 15
 
 Time is the process's CPU time on one thread, as a ratio to the plain step beside it; "labels" is what moving labels
 took inside the aligned steps themselves, which noise between steps cannot touch. Memory is the peak above what was held
@@ -68,7 +68,7 @@ def cpu_seconds(step: Step) -> float:
 
 
 class Stopwatch:
-    """Counts the CPU time that `Aligned` spends on moving labels."""
+    """Counts the CPU time that `Aligned` spends in its hooks on moving labels."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -99,14 +99,14 @@ def peak_bytes(step: Step) -> int:
     return peak
 
 
-def measure(name: str, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(name: str, batch: int, rounds: int, watch: Stopwatch) -> dict[str, dict[str, float]]:
     ways = steps(name, batch)
-    for step in ways.values():  # twice, so that gradients exist and memory is counted alike
+    for step in ways.values():  # once, so that gradients exist and memory is counted alike
         step().backward()
     memory = {way: peak_bytes(step) for way, step in ways.items()}
+    watch.read()
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     labels: dict[str, list[float]] = {way: [] for way in ways}
-    watch = Stopwatch()
     for i in range(rounds):
         for way in list(ways)[:: -1 if i % 2 else 1]:  # turn about, so that a drift hits all alike
             seconds[way].append(cpu_seconds(ways[way]))
@@ -153,16 +153,16 @@ def plot(results: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS, help="timm model names (DeiT, Swin or PVT)")
-    parser.add_argument("--batch", type=int, default=4, help="images in a step")
-    parser.add_argument("--rounds", type=int, default=25, help="steps of each kind")
+    parser.add_argument("--batch", type=int, default=8, help="images in a step")
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for JSON and plot")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    results = {}
+    results, watch = {}, Stopwatch()
     print(f"{'model':32}{'step':14}{'ms':>9}{'time':>9}{'quartiles':>18}{'labels':>9}{'memory':>9}")
     for name in args.models:
-        results[name] = measure(name, args.batch, args.rounds)
+        results[name] = measure(name, args.batch, args.rounds, watch)
         for way, row in results[name].items():
             quartiles = f"{row['low']:.3f} to {row['high']:.3f}"
             print(

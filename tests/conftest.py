@@ -1,4 +1,4 @@
-"""Small models that pay real attention, and golden weights."""
+"""Settings for every test: offline, seeded, the same examples each time."""
 
 import os
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import timm
 import torch
+from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 import labelflow as lf
@@ -28,6 +29,12 @@ FAMILIES: dict[str, tuple[str, dict, tuple[int, int]]] = {
     "vit, unfused": ("vit_tiny_patch16_224", VIT, (32, 32)),
     "vit, registers": ("vit_tiny_patch16_224", {**VIT, "reg_tokens": 4, "qk_norm": True}, (32, 32)),
     "vit, average": ("vit_tiny_patch16_224", {**VIT, "global_pool": "avg"}, (32, 32)),
+    "vit, average of all": (
+        "vit_tiny_patch16_224",
+        {**VIT, "global_pool": "avg", "pool_include_prefix": True, "reg_tokens": 2},
+        (32, 32),
+    ),
+    "vit, post-norm": ("vit_tiny_patch16_224", {**VIT, "block_fn": ResPostBlock, "init_values": 1.0}, (32, 32)),
     "vit, no class token": ("vit_tiny_patch16_224", {**VIT, "global_pool": "avg", "class_token": False}, (32, 32)),
     "deit distilled": ("deit_tiny_distilled_patch16_224", VIT, (32, 32)),
     "deit3": ("deit3_small_patch16_224", VIT, (32, 32)),
@@ -36,6 +43,11 @@ FAMILIES: dict[str, tuple[str, dict, tuple[int, int]]] = {
     "swin, padded": ("swin_tiny_patch4_window7_224", {**SWIN, "img_size": (40, 60)}, (40, 60)),
     "swin, padded, fused": ("swin_tiny_patch4_window7_224", {**SWIN, "img_size": (40, 60)}, (40, 60)),
     "swin, any size": (
+        "swin_tiny_patch4_window7_224",
+        {**SWIN, "img_size": 32, "strict_img_size": False, "always_partition": True},
+        (36, 52),
+    ),
+    "swin, any size, fused": (
         "swin_tiny_patch4_window7_224",
         {**SWIN, "img_size": 32, "strict_img_size": False, "always_partition": True},
         (36, 52),

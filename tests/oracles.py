@@ -49,13 +49,13 @@ def vit(model: nn.Module, images: Tensor, mix: Mix, onehot: Tensor) -> Tensor:
     prefix = x.shape[1] - labels.shape[1]
     labels = torch.cat([image_label(mix, onehot).expand(-1, prefix, -1), labels], 1)
     for block in model.blocks:
-        attn, normed = block.attn, block.norm1(x)
+        attn, normed = block.attn, x if type(block).__name__ == "ResPostBlock" else block.norm1(x)
         qkv = attn.qkv(normed).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
         weights = softmax_attention(attn.q_norm(qkv[0]), attn.k_norm(qkv[1]))
         labels = (labels + weights @ labels) / 2  # Eq. 11
         x = block(x)
     if model.global_pool == "avg":
-        return labels[:, prefix:].mean(1, keepdim=True)
+        return labels[:, 0 if model.pool_include_prefix else prefix :].mean(1, keepdim=True)
     return labels[:, : 2 if hasattr(model, "dist_token") else 1]
 
 

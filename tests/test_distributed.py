@@ -39,7 +39,8 @@ def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
             exact, rounded = rank[family, torch.float32], rank[family, torch.bfloat16]
             assert_close(exact["share"], share, atol=1e-6, rtol=0)
             assert_close(exact["loss"], loss, atol=1e-5, rtol=0)
-            for result in (exact, rounded):  # a share in bfloat16 would be off by 5e-4
+            for result in (exact, rounded):  # a share in bfloat16 would be off by 8e-4
                 assert_close(result["kept"], torch.full((4,), 0.3), atol=1e-6, rtol=0)
             assert rounded["share"].dtype == torch.float32
-            assert (rounded["share"] - share).abs().max() < 0.05  # attention itself is rounded
+            error = (rounded["share"] - share).abs().mean()  # attention itself is rounded
+            assert error < 0.3 * (share - half[1].lam).abs().mean()

@@ -37,13 +37,13 @@ def test_step_overhead(tmp_path: Path) -> None:
     printed = run("benchmarks/step_overhead.py", "--models", name, "--batch", "1", "--rounds", "2", "--out", tmp_path)
     assert "naive dense" in printed
     results = json.loads((tmp_path / "step_overhead.json").read_text())["results"][name]
-    assert results["plain"]["time"] == 1
+    assert results["aligned"]["labels"] > 0
     assert results["aligned"]["memory"] < results["naive dense"]["memory"]
     assert (tmp_path / "step_overhead.png").exists()
 
 
 def test_model_costs() -> None:
-    """Facts that recipes.md computed by hand."""
+    """Facts that were computed by hand before."""
     printed = run("benchmarks/model_costs.py")
     for line in (
         "5.72     5.7        1.25     1.6  <- the table is off",

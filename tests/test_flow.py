@@ -34,7 +34,7 @@ def test_attention_is_the_mean_over_heads(batch: int, heads: int, n: int, m: int
     assert_close(flow.attention(weights, labels), expected)
 
 
-@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.booleans())
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
 def test_attend_is_attention_from_queries_and_keys(b: int, a: int, n: int, m: int, k: int, biased: bool) -> None:
     query, key, labels = 2 * torch.randn(b, a, n, 8), 2 * torch.randn(b, a, m, 8), random_labels(b, m, k)
     bias = torch.randn(b if n % 2 else 1, a, n, m) if biased else None
@@ -56,7 +56,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, labels = torch.randn(5, 2, 9, 8), torch.randn(5, 2, 7, 8), random_labels(5, 7, 2)
     bias = torch.randn(5, 2, 9, 7)
     whole = flow.attend(query, key, labels, bias)
-    for scores in (1, 2 * 2 * 9 * 7, 10**9):
+    for scores in (1, 2 * 3 * 7, 2 * 2 * 9 * 7, 10**9):
         monkeypatch.setattr(flow, "CHUNK_SCORES", scores)
         assert_close(flow.attend(query, key, labels, bias), whole)
 
@@ -69,12 +69,16 @@ def test_padding_holds_no_label() -> None:
     mean = weights.mean(1)[:, :, :4]
     expected = (mean / mean.sum(2, keepdim=True)) @ labels[:, :4]
     assert_close(flow.attention(weights, labels), expected)
+    assert_close(flow.attend(query, key, labels), expected)
+    assert_close(flow.attend(1000 * query, key, labels).sum(-1), torch.ones(2, 5))
+    assert_close(torch.compile(flow.attend, backend="eager")(query, key, labels), expected)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3, 5, 7]), st.integers(1, 3))
 def test_convolution_is_a_matrix(height: int, width: int, size: int, sources: int) -> None:
     kernel, labels = torch.randn(4, 1, size, size), random_labels(2, height, width, sources)
     kernel[0] *= 0  # a dead channel says nothing
+    assert_close(flow.convolve(0 * kernel, labels), labels)
     matrix = torch.stack([convolution_matrix(k[0], (height, width)) for k in kernel[1:]]).mean(0)
     expected = (matrix @ labels.flatten(1, 2)).unflatten(1, (height, width))
     assert_close(flow.convolve(kernel, labels), expected)

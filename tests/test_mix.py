@@ -93,5 +93,7 @@ class TestBadInput:
     def test_types(self) -> None:
         with pytest.raises(ValueError, match=r"floating point to be mixed, not torch\.uint8"):
             self.mix.apply(torch.ones(2, 3, 8, 8, dtype=torch.uint8))
+        with pytest.raises(ValueError, match=r"torch\.long, not torch\.float32"):
+            lf.Mix(torch.tensor([1.0, 0.0]), torch.ones(2, 1, 8, 8))
         with pytest.raises(ValueError, match="soft_labels"):
             self.mix.blend(torch.tensor([3, 4]))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import Seen, model_adapter, module_adapter
+from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module
 from labelflow.flow import Labels
 from labelflow.mix import Mix
 
@@ -52,8 +52,8 @@ class Layer(NamedTuple):
 class Aligned(nn.Module):
     """A model whose labels follow its tokens: `aligned(images, share) -> (logits, share)`.
 
-    share (B, 1, H, W) says how much of each pixel is one's own; what comes back, (B,), is how much of it reached the
-    classifier: the mean over classifiers where a model has two. Attach before compiling, sharding or wrapping.
+    share (B, 1, H, W) says how much of each pixel is one's own; the share that comes back, (B,), is what reached the
+    classifier, or the mean over classifiers where a model has two. Attach before compiling, sharding or wrapping.
 
     layers: the blocks that move labels, counted from 0 (negative: from the end); the others are the identity.
     residual: False turns Y ← Norm(Y + A·Y) into Y ← A·Y. Both are for ablations (TL-Align, Table 8).
@@ -74,10 +74,10 @@ class Aligned(nn.Module):
         self.follower = Follower(self, model, layers, residual)
 
     def __call__(self, images: Tensor, share: Tensor) -> tuple[Any, Tensor]:
-        return super().__call__(images, _Exact(share))
+        return super().__call__(images, _Uncast(share))
 
-    def forward(self, images: Tensor, share: "Tensor | _Exact[Tensor]") -> tuple[Any, Tensor]:
-        logits, flow = self.follower.run(self.model, images, _open(share))
+    def forward(self, images: Tensor, share: "Tensor | _Uncast[Tensor]") -> tuple[Any, Tensor]:
+        logits, flow = self.follower.run(self.model, images, _unwrap(share))
         return logits, flow.heads[..., 0].mean(1)
 
     @torch.no_grad()
@@ -112,23 +112,23 @@ class Student(nn.Module):
         self.follower = Follower(self, model, layers, residual) if needs else None
 
     def __call__(self, images: Tensor, mix: Mix) -> Output:
-        return super().__call__(images, _Exact(mix))
+        return super().__call__(images, _Uncast(mix))
 
-    def forward(self, images: Tensor, mix: "Mix | _Exact[Mix]") -> Output:
+    def forward(self, images: Tensor, mix: "Mix | _Uncast[Mix]") -> Output:
         if self.follower is None:
             return Output(self.model(images), None)
-        return Output(*self.follower.run(self.model, images, _open(mix).share, tokens="tokens" in self.needs))
+        return Output(*self.follower.run(self.model, images, _unwrap(mix).share, tokens="tokens" in self.needs))
 
 
-class _Exact(Generic[Value]):
+class _Uncast(Generic[Value]):
     """Keeps what it holds in float32: FSDP's mixed precision rounds every tensor and dataclass on its way in."""
 
     def __init__(self, value: Value) -> None:
         self.value = value
 
 
-def _open(held: Value | _Exact[Value]) -> Value:
-    return held.value if isinstance(held, _Exact) else held
+def _unwrap(held: Value | _Uncast[Value]) -> Value:
+    return held.value if isinstance(held, _Uncast) else held
 
 
 class Follower:
@@ -138,27 +138,28 @@ class Follower:
     """
 
     def __init__(self, owner: object, model: nn.Module, layers: Iterable[int] | None, residual: bool) -> None:
-        adapter = model_adapter(model)
-        self.head_tokens = adapter.head_tokens(model)
+        self.model_kind = known_model(model)  # kinds, not adapters: functions do not always pickle
         self.residual = residual
         self.labels: Labels | None = None  # None: idle
-        self.image: Tensor | None = None  # (B, K): the label of the whole image
+        self.image_label: Tensor | None = None  # (B, K): the label of the whole image
         self.taps: dict[str, Tensor] = {}
         self.trace: list[Layer] | None = None
-        self.all_tokens = True
-        self.fired = 0
+        self.head_tokens = 0  # how many leading tokens are enough in the end; 0: all are needed
+        self.fired: list[str] = []
 
+        MODELS[self.model_kind].head_tokens(model)  # refuses what cannot be followed
         names = {module: name for name, module in model.named_modules()}
-        path = adapter.path(model)
+        path = MODELS[self.model_kind].path(model)
         self.steps = [names[module] for module in path]  # what has to fire, in order
-        blocks = [module for module in path if module_adapter(module).layer]
+        kinds = {module: known_module(module) for module in path}
+        blocks = [module for module in path if MODULES[kinds[module]].layer]
         left_out = set(blocks) - set(_choose(blocks, layers))
         handles: list[RemovableHandle] = []
-        for module in path:
-            taps = {} if module in left_out else module_adapter(module).taps(module)
+        for module, kind in kinds.items():
+            taps = {} if module in left_out else MODULES[kind].taps(module)
             for tap, (watched, side) in taps.items():
                 handles.append(watched.register_forward_hook(_Watch(self, tap, side), prepend=True))
-            move = _Move(self, names[module], last=module is blocks[-1], identity=module in left_out)
+            move = _Move(self, kind, names[module], last=module is blocks[-1], identity=module in left_out)
             # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
             handles.append(module.register_forward_hook(move, prepend=True))
         weakref.finalize(owner, _remove, handles)
@@ -168,48 +169,54 @@ class Follower:
     ) -> tuple[Any, Flow]:
         """The model's own output, and the labels that arrive with it."""
         _check(images, share)
+        adapter = MODELS[self.model_kind]
         self.labels = Labels.of_pixels(share.detach())
-        self.image = self.labels.values.mean(1)
-        self.trace, self.all_tokens, self.fired = trace, tokens, 0
+        self.image_label = self.labels.values.mean(1)
+        self.trace, self.head_tokens, self.fired = trace, 0 if tokens else adapter.head_tokens(model), []
         try:
             logits = model(images)
-            arrived, fired = self.labels, self.fired
-        except AssertionError as error:  # timm's way to refuse an image size
-            size = f"{images.shape[2]}×{images.shape[3]}"
+            arrived = self.labels
+        except AssertionError as error:
+            if self.fired:
+                raise
+            size = f"{images.shape[2]}×{images.shape[3]}"  # before any token: timm's way to refuse an image size
             raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
         finally:
-            self.labels, self.image, self.trace, self.taps = None, None, None, {}
-        if fired != len(self.steps):
-            missing = self.steps[fired] if fired < len(self.steps) else "each module once"
+            self.labels, self.image_label, self.trace, self.taps = None, None, None, {}
+        if self.fired != self.steps:
+            missing = [step for step in self.steps if step not in self.fired]
             raise RuntimeError(
-                f"labels followed {fired} of {len(self.steps)} modules: {type(model).__name__} did not run {missing}"
+                f"labels followed {len(self.fired)} of {len(self.steps)} modules: {type(model).__name__} did not run "
+                f"{', '.join(missing) or 'each of them once, in order'}"
             )
-        heads = model_adapter(model).heads(model, arrived.values)
+        heads = adapter.heads(model, arrived.values)
         return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
 
     def move(self, module: nn.Module, tokens: Tensor, hook: "_Move") -> None:
         assert self.labels is not None
-        adapter = module_adapter(module)
+        adapter = MODULES[hook.kind]
         with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
             if adapter.layer:
-                self._join(tokens)
+                self._add_prefix(tokens)
             if not hook.identity:
-                heads_suffice = hook.last and self.head_tokens and not self.all_tokens
-                rows = slice(self.head_tokens) if heads_suffice else slice(None)
+                rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
                 self.labels = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
         self.taps = {}
-        self.fired += 1
+        self.fired.append(hook.name)
         if self.trace is not None and adapter.layer:
             self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
 
-    def _join(self, tokens: Tensor) -> None:
-        """Tokens that come without a place in the image (class token, registers) start with the image's ratio."""
+    def _add_prefix(self, tokens: Tensor) -> None:
+        """Tokens (B, N, D) that come without a place in the image (class token, registers) start with its ratio."""
         assert self.labels is not None
-        assert self.image is not None
-        count = tokens.shape[1] if tokens.ndim == 3 else tokens.shape[1] * tokens.shape[2]
-        missing = count - self.labels.values.shape[1]
+        assert self.image_label is not None
+        missing = tokens.shape[1] - self.labels.values.shape[1] if tokens.ndim == 3 else 0
+        if missing < 0:
+            raise RuntimeError(
+                f"there are labels for {self.labels.values.shape[1]} tokens, but {tokens.shape[1]} tokens"
+            )
         if missing:
-            joined = self.image.unsqueeze(1).expand(-1, missing, -1)
+            joined = self.image_label.unsqueeze(1).expand(-1, missing, -1)
             self.labels = Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
 
 
@@ -227,8 +234,8 @@ class _Watch:
 class _Move:
     """A hook that moves the labels as its module has moved the tokens."""
 
-    def __init__(self, follower: Follower, name: str, last: bool, identity: bool) -> None:
-        self.follower, self.name, self.last, self.identity = follower, name, last, identity
+    def __init__(self, follower: Follower, kind: type[nn.Module], name: str, last: bool, identity: bool) -> None:
+        self.follower, self.kind, self.name, self.last, self.identity = follower, kind, name, last, identity
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if self.follower.labels is not None:
@@ -251,7 +258,7 @@ def _choose(blocks: list[nn.Module], layers: Iterable[int] | None) -> list[nn.Mo
 
 
 def _check(images: Tensor, share: Tensor) -> None:
-    if images.ndim != 4:
+    if images.ndim != 4 or not len(images):
         raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}")
     expected = (images.shape[0], 1, images.shape[2], images.shape[3])
     if share.shape != expected:

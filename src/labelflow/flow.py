@@ -73,50 +73,64 @@ def attention(weights: Tensor, labels: Tensor) -> Tensor:
     return normalise((labels.mT.contiguous() @ weights.mT).mT)  # as (K, M)·(M, N): few rows are faster than few columns
 
 
+@torch.no_grad()
 def attend(
     query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """Eqs. 6, 7 and 9, from queries and keys, where the model runs a fused kernel and no weights are to be had.
 
-    query (B, A, N, D), key (B, A, M, D), labels (B, M, K) that sum to 1, bias (1 or B, A, N, M) -> (B, N, K)
+    query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (1 or B, A, N, M) -> (B, N, K)
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    nowhere = 1 - labels.sum(-1, keepdim=True)  # padding, which has no label, takes its part of the attention too
+    sources = torch.cat([labels, nowhere], -1)  # (B, M, K + 1), summing to 1
+    mixed = None
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        mixed = _attend_in_chunks(query, key, labels, bias, scale)
-        if mixed is not None:
-            return mixed
-    # Fused kernels want the values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
-    width = query.shape[-1] if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
+        mixed = _attend_in_chunks(query, key, sources, bias, scale)
+    if mixed is None:
+        mixed = _attend_fused(query, key, sources, bias, scale)
+    return normalise(mixed[..., :-1])
+
+
+def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """One more call of the fused kernel, with labels as values."""
+    # Kernels want values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
+    width = max(query.shape[-1], labels.shape[-1]) if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
     values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
     bias = None if bias is None else bias.float()
     mixed = F.scaled_dot_product_attention(query.float(), key.float(), values, attn_mask=bias, scale=scale)
-    return normalise(mixed.mean(1)[..., : labels.shape[-1]])  # (B, A, N, D) -> (B, N, K)
+    return mixed.mean(1)[..., : labels.shape[-1]]  # (B, A, N, width) -> (B, N, K)
 
 
 def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor | None:
-    """A few samples at a time, so that their scores stay in the cache. On a CPU that is faster than the fused kernel,
-    which multiplies with D columns of values where labels have K, and takes each row's maximum out of its scores. Here
-    2^score is taken as it is; None if powers overflowed or vanished, which attention of a sane model never does."""
+    """A few samples, or a part of the queries of one, at a time, so that their scores stay in the cache. On a CPU that
+    is faster than the fused kernel, which multiplies with D columns of values where labels have K, and takes each row's
+    maximum out of its scores. Here 2^score is taken as it is. None if powers overflowed or vanished, which takes scores
+    beyond ±69: far from what attention reaches in practice."""
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
-    chunk = max(1, min(batch, CHUNK_SCORES // (heads * queries * keys)))
-    buffer = labels.new_empty(chunk * heads, queries, keys)
-    sums = labels.new_empty(batch, labels.shape[2], heads * queries)
-    rows = labels.mT.contiguous()  # (B, K, M): products with few rows are faster than with few columns
-    for start in range(0, batch, chunk):
-        part = slice(start, start + chunk)
-        q, k = query[part].flatten(0, 1).float(), key[part].flatten(0, 1).float()
-        scores = buffer[: len(q)]
-        torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale * LOG2_E, out=scores)
-        if bias is not None:
-            scores.unflatten(0, (-1, heads)).add_(bias if len(bias) == 1 else bias[part], alpha=LOG2_E)
-        powers = torch.exp2(scores, out=scores).view(-1, heads * queries, keys)
-        torch.bmm(rows[part], powers.mT, out=sums[part])
+    samples = max(1, min(batch, CHUNK_SCORES // (heads * queries * keys)))
+    rows = max(1, min(queries, CHUNK_SCORES // (heads * keys)))
+    buffer = labels.new_empty(samples * heads * rows * keys)
+    sums = labels.new_empty(batch, labels.shape[2], heads, queries)
+    columns = labels.mT.contiguous()  # (B, K, M): products with few rows are faster than with few columns
+    for i in range(0, batch, samples):
+        k = key[i : i + samples].flatten(0, 1).float()
+        for j in range(0, queries, rows):
+            q = query[i : i + samples, :, j : j + rows].flatten(0, 1).float()
+            scores = buffer[: len(q) * q.shape[1] * keys].view(len(q), q.shape[1], keys)
+            torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale * LOG2_E, out=scores)
+            if bias is not None:
+                part = bias if len(bias) == 1 else bias[i : i + samples]
+                scores.unflatten(0, (-1, heads)).add_(part[:, :, j : j + rows], alpha=LOG2_E)
+            powers = torch.exp2(scores, out=scores).unflatten(0, (-1, heads)).flatten(1, 2)  # (b, A·rows, M)
+            found = columns[i : i + samples] @ powers.mT  # (b, K, A·rows)
+            sums[i : i + samples, :, :, j : j + rows] = found.unflatten(2, (heads, -1))
     totals = sums.sum(1, keepdim=True)  # what softmax divides by, since labels sum to 1
     low, high = totals.aminmax()
     if not (low > 2.0**-100 and high < 2.0**100):
         return None
-    return (sums / totals).unflatten(2, (heads, queries)).mean(2).mT
+    return (sums / totals).mean(2).mT  # (B, K, A, N) -> (B, N, K)
 
 
 def convolve(kernel: Tensor, labels: Tensor) -> Tensor:
@@ -135,7 +149,8 @@ def convolve(kernel: Tensor, labels: Tensor) -> Tensor:
     weights = weights.unflatten(1, small)[:, rows][:, :, columns]  # (r·s, h, w)
     patches = F.unfold(labels.permute(0, 3, 1, 2), size, padding=padding)  # (B, K·r·s, h·w)
     mixed = (patches.unflatten(1, (sources, -1)) * weights.flatten(1)).sum(2)  # (B, K, h·w)
-    return normalise(mixed.transpose(1, 2)).unflatten(1, (height, width))
+    mixed = mixed.transpose(1, 2).unflatten(1, (height, width))
+    return normalise(torch.where(mixed.sum(-1, keepdim=True) > 0, mixed, labels))  # zeros throughout move nothing
 
 
 def _border(length: int, small: int, device: torch.device) -> Tensor:

@@ -30,6 +30,8 @@ class Mix:
     def __post_init__(self) -> None:
         if self.share.ndim != 4 or self.share.shape[1] != 1:
             raise ValueError(f"share must have the shape (B, 1, H, W), not {tuple(self.share.shape)}")
+        if self.partner.dtype != torch.long:
+            raise ValueError(f"partner must hold indices, torch.long, not {self.partner.dtype}")
         if self.partner.shape != self.share.shape[:1]:
             raise ValueError(
                 f"partner must have the shape (B,) = ({self.share.shape[0]},) to fit share, "
@@ -65,8 +67,8 @@ class Mix:
             )
         if not values.is_floating_point():
             raise ValueError(
-                f"values must be floating point to be blended, not {values.dtype}; turn class ids into "
-                "distributions first, with labelflow.soft_labels(classes, num_classes)"
+                f"values must be floating point to be blended, not {values.dtype}; turn class ids or multi-hot "
+                "targets into soft ones first, with labelflow.soft_labels(classes, num_classes)"
             )
         own = share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
         return torch.lerp(values[self.partner], values, own)

@@ -48,13 +48,16 @@ def test_every_mix_is_sound(name: str, batch: int, height: int, width: int, seed
     assert mix.partner.dtype == torch.long
     assert mix.partner.min() >= 0
     assert mix.partner.max() < batch
-    assert_close(mix.lam, mix.share.double().mean((1, 2, 3)).float())
     mixed = mix.apply(images)
     assert mixed.shape == images.shape
     assert torch.equal(images, before)
     again = MIXERS[name](images, generator=seeded(seed))
     assert torch.equal(again.share, mix.share)
     assert torch.equal(again.partner, mix.partner)
+
+
+def test_every_registered_mixer_is_held_to_it() -> None:
+    assert set(lf.mixers.MIXERS.values()) <= {type(mixer) for mixer in MIXERS.values()}
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -143,6 +146,15 @@ def test_cutmix_minmax_bounds_the_sides(seed: int, low: float, high: float) -> N
         assert math.floor(30 * low) <= right - left <= math.floor(30 * high)
 
 
+def test_cutmix_minmax_puts_boxes_everywhere() -> None:
+    share = lf.CutMix(minmax=(0.5, 0.5), per_sample=True)(torch.empty(2000, 1, 20, 20), seeded(0)).share
+    covered = 1 - share.mean((0, 1))
+    assert_close(covered, covered.flip(0), atol=0.06, rtol=0)
+    assert_close(covered, covered.flip(1), atol=0.06, rtol=0)
+    assert covered[0, 0] > 0  # boxes touch every corner
+    assert covered[9, 9] > 0.7
+
+
 def test_mixup_is_constant_and_beta() -> None:
     mix = lf.MixUp(0.8, per_sample=True)(torch.empty(20_000, 1, 2, 2), seeded(0))
     assert (mix.share.amax((1, 2, 3)) == mix.share.amin((1, 2, 3))).all()
@@ -159,6 +171,9 @@ def test_random_patches_are_scattered_and_exact() -> None:
     assert set(tokens.unique().tolist()) == {0.0, 1.0}
     assert abs(mix.lam.mean() - 0.5) < 0.05
     assert tokens.mean(0).std() < 0.05  # every place alike
+    assert lf.RandomPatches(0.1)(torch.empty(500, 3, 64, 64), seeded(0)).lam.std() > mix.lam.std()
+    half = lf.RandomPatches(1e9)(torch.empty(50, 3, 224, 224), seeded(0))
+    assert_close(half.lam, torch.full((50,), 0.5))  # as many as wanted, to the patch
 
 
 @given(seed=seeds, height=st.integers(1, 16), width=st.integers(1, 16))
@@ -170,6 +185,27 @@ def test_block_patches_never_overshoot(seed: int, height: int, width: int) -> No
         assert chosen.sum() <= wanted
         if wanted == height * width:
             assert chosen.all()
+
+
+def test_block_patches_propose_as_beit_does() -> None:
+    """Areas uniform up to what is missing, aspects log-uniform between 0.3 and 1/0.3, ten tries."""
+    generator = seeded(0)
+    proposals = [list(lf.BlockPatches()._proposals(16, 60, generator)) for _ in range(300)]
+    assert {len(tries) for tries in proposals} == {10}
+    area, aspect, top, left = torch.tensor([block for tries in proposals for block in tries]).T
+    for values, low, high in [(area, 16, 60), (aspect.log(), math.log(0.3), -math.log(0.3)), (top, 0, 1), (left, 0, 1)]:
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+        assert abs(values.mean() - (low + high) / 2) < 0.02 * (high - low)
+
+
+def test_block_patches_are_not_small() -> None:
+    """Where 16 patches are wanted they mostly are one rectangle, since blocks of at least 16 are tried."""
+    whole = 0
+    for seed in range(100):
+        chosen = lf.BlockPatches()._chosen(torch.tensor([16]), (14, 14), seeded(seed))[0]
+        whole += int(12 <= chosen.sum() == chosen.any(1).sum() * chosen.any(0).sum())
+    assert whole > 60
 
 
 def test_block_patches_are_blocks() -> None:

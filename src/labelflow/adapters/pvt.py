@@ -59,10 +59,14 @@ def embed(module: pvt.PatchEmbed | pvt_v2.OverlapPatchEmbed, seen: Seen, labels:
 
 
 def _path_v2(model: pvt_v2.PyramidVisionTransformerV2) -> list[nn.Module]:
-    if model.global_pool != "avg":
-        raise ValueError(f"labelflow follows labels to an average, not to global_pool={model.global_pool!r}")
     stages = [[stage.downsample, *stage.blocks] for stage in model.stages]
     return [model.patch_embed, *(module for stage in stages for module in stage if module is not None)]
+
+
+def _heads_v2(model: pvt_v2.PyramidVisionTransformerV2, labels: Tensor) -> Tensor:
+    if model.global_pool != "avg":
+        raise ValueError(f"labelflow follows labels to an average, not to global_pool={model.global_pool!r}")
+    return labels.mean(1, keepdim=True)
 
 
 register_model(
@@ -71,6 +75,4 @@ register_model(
     heads=lambda model, labels: labels[:, :1],
     head_tokens=lambda model: 1,
 )
-register_model(
-    pvt_v2.PyramidVisionTransformerV2, path=_path_v2, heads=lambda model, labels: labels.mean(1, keepdim=True)
-)
+register_model(pvt_v2.PyramidVisionTransformerV2, path=_path_v2, heads=_heads_v2)

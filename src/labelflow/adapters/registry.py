@@ -7,7 +7,7 @@ by class. To add a family: one file with both, one line in `adapters/__init__.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -99,44 +99,31 @@ def register_model(
     MODELS.update(dict.fromkeys(classes, ModelAdapter(path, heads, head_tokens)))
 
 
-Adapter = TypeVar("Adapter", ModuleAdapter, ModelAdapter)
+def known_module(module: nn.Module) -> type[nn.Module]:
+    """The class under which a module is registered: its own, or a parent's."""
+    return _known(module, MODULES, "@labelflow.adapters.register")
 
 
-def _find(registry: Mapping[type[nn.Module], Adapter], module: nn.Module) -> Adapter | None:
-    """A subclass is served by its parent's adapter as long as it leaves `forward` and its parts alone."""
-    for parent in type(module).__mro__:
-        if parent in registry:
-            return registry[parent]
-        if any(name.startswith("forward") for name in vars(parent)):
-            return None
-    return None
-
-
-def module_adapter(module: nn.Module) -> ModuleAdapter:
-    adapter = _find(MODULES, module)
-    if adapter is None:
-        raise ValueError(_missing(module, MODULES))
-    return adapter
-
-
-def model_adapter(model: nn.Module) -> ModelAdapter:
-    adapter = _find(MODELS, model)
-    if adapter is not None:
-        return adapter
+def known_model(model: nn.Module) -> type[nn.Module]:
+    """The class under which a model is registered: its own, or a parent's."""
     name = type(model).__name__
     if name == "OptimizedModule":
         raise ValueError("align a model before it is compiled: torch.compile(Aligned(model))")
     if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
-        raise ValueError(f"align a model before it is wrapped: {name}(Aligned(model))")
-    raise ValueError(_missing(model, MODELS))
+        raise ValueError("align a model before it is wrapped: DistributedDataParallel(Aligned(model)), or fully_shard")
+    return _known(model, MODELS, "labelflow.adapters.register_model")
 
 
-def _missing(module: nn.Module, registry: Mapping[type[nn.Module], Any]) -> str:
-    known = sorted(
-        f"{kind.__module__.removeprefix('timm.').removeprefix('models.')}.{kind.__name__}" for kind in registry
-    )
-    name = f"{type(module).__module__}.{type(module).__name__}"
-    return (
-        f"labelflow has no adapter for {name}; there are {', '.join(known)}. "
-        "Write one with @labelflow.adapters.register (docs/adapters.md)"
+def _known(module: nn.Module, registry: Mapping[type[nn.Module], Any], how: str) -> type[nn.Module]:
+    """A subclass is served by its parent's adapter as long as it overrides nothing of what the parent does."""
+    inherited = type(module).__mro__
+    found = next((parent for parent in inherited if parent in registry), None)
+    if found is not None:
+        own = {name for kind in inherited[: inherited.index(found)] for name in vars(kind) if not name.startswith("__")}
+        if own.isdisjoint(vars(found)):
+            return found
+    names = sorted(f"{kind.__module__.removeprefix('timm.models.')}.{kind.__name__}" for kind in registry)
+    raise ValueError(
+        f"labelflow has no adapter for {type(module).__module__}.{type(module).__name__}; there are "
+        f"{', '.join(names)}. Write one with {how} (docs/adapters.md)"
     )

@@ -29,8 +29,7 @@ def _mix_windows(block: SwinTransformerBlock, seen: Seen, labels: Tensor, padded
     mask = block.get_attn_mask(labels.new_empty(1, *padded, 1)) if block.dynamic_mask else block.attn_mask
     if mask is not None:  # (windows of an image, places, places)
         bias = (bias + mask.unsqueeze(1)).repeat(windows // len(mask), 1, 1, 1)
-    nowhere = 1 - labels.sum(-1, keepdim=True)  # padding counts as a source while weights are shared out
-    return flow.normalise(flow.attend(query, key, torch.cat([labels, nowhere], -1), bias)[..., :-1])
+    return flow.attend(query, key, labels, bias)
 
 
 @register(SwinTransformerBlock, taps=_taps)
@@ -53,12 +52,14 @@ def merge(module: PatchMerging, seen: Seen, labels: Labels) -> Labels:
 
 
 def _path(model: SwinTransformer) -> list[nn.Module]:
-    if model.head.global_pool.pool_type != "avg":
-        raise ValueError(
-            f"labelflow follows labels to an average, not to global_pool={model.head.global_pool.pool_type!r}"
-        )
     stages = [[stage.downsample, *stage.blocks] for stage in model.layers]
     return [model.patch_embed, *(module for stage in stages for module in stage if not isinstance(module, nn.Identity))]
 
 
-register_model(SwinTransformer, path=_path, heads=lambda model, labels: labels.mean(1, keepdim=True))
+def _heads(model: SwinTransformer, labels: Tensor) -> Tensor:
+    if model.head.global_pool.pool_type != "avg":
+        raise ValueError(f"labelflow follows labels to an average, not to {model.head.global_pool.pool_type!r}")
+    return labels.mean(1, keepdim=True)
+
+
+register_model(SwinTransformer, path=_path, heads=_heads)

@@ -35,10 +35,6 @@ def block(module: Block, seen: Seen, labels: Labels) -> Labels:
 def _path(model: VisionTransformer) -> list[nn.Module]:
     if not isinstance(model.patch_drop, nn.Identity):
         raise ValueError("patch dropout hides which tokens are left: create the model with patch_drop_rate=0")
-    if model.attn_pool is not None or model.global_pool not in ("token", "avg"):
-        raise ValueError(
-            f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
-        )
     return [model.patch_embed, *model.blocks]
 
 
@@ -48,12 +44,15 @@ def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:
     return labels[:, 0 if model.pool_include_prefix else model.num_prefix_tokens :].mean(1, keepdim=True)
 
 
-register_model(
-    VisionTransformer,
-    path=_path,
-    heads=_heads,
-    head_tokens=lambda model: 1 if model.global_pool == "token" else 0,
-)
+def _head_tokens(model: VisionTransformer) -> int:
+    if model.attn_pool is not None or model.global_pool not in ("token", "avg"):
+        raise ValueError(
+            f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
+        )
+    return 1 if model.global_pool == "token" else 0
+
+
+register_model(VisionTransformer, path=_path, heads=_heads, head_tokens=_head_tokens)
 register_model(
     VisionTransformerDistilled,  # the class token's head, and the distillation token's
     path=_path,

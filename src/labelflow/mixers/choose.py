@@ -23,7 +23,7 @@ class Choose:
             raise ValueError(
                 f"Choose needs a probability for each mixer, not {len(probabilities)} for {len(mixers)} mixers"
             )
-        if min(probabilities) < 0 or abs(sum(probabilities) - 1) > 1e-6:
+        if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-6):
             raise ValueError(f"probabilities must not be negative and must sum to 1, not {list(probabilities)}")
         self.mixers = list(mixers)
         self.probabilities = list(probabilities)

@@ -16,7 +16,7 @@ from labelflow.mixers.base import (
 
 
 class CutMix:
-    """Paste a box that takes the part 1-λ of the image, λ ~ Beta(α, α), around a uniform centre, clipped at the edges.
+    """Paste a box with sides √(1-λ) of the image's, λ ~ Beta(α, α), around a uniform centre, clipped at the edges.
 
     The mix's λ is always the real area after clipping.
 
@@ -60,7 +60,7 @@ class CutMix:
         return Mix(partner, share.expand(batch, -1, -1, -1))
 
     def _boxes(self, shape: tuple[int, int], count: int, generator: Generator | None) -> Tensor:
-        """Half-open boxes on a map of that shape: (count, 4), top, left, bottom, right."""
+        """Half-open boxes around a map of that shape, over its edges too: (count, 4), top, left, bottom, right."""
         place, size = draw_uniform((2, count, 2), generator)
         cells = place.new_tensor(shape)
         if self.minmax is not None:
@@ -72,12 +72,11 @@ class CutMix:
         side = torch.floor(cells * torch.sqrt(1 - lam).unsqueeze(1))
         centre = torch.floor(place * cells)
         half = torch.floor(side / 2)
-        start, end = (centre - half).clamp_min(0), torch.minimum(centre + half, cells)
-        return torch.cat([start, end], 1).long()
+        return torch.cat([centre - half, centre + half], 1).long()
 
 
 def _inside(box: Tensor, height: int, width: int) -> Tensor:
-    """1 in each box, 0 around it: (count, 4) -> (count, 1, H, W)"""
+    """1 in each box as far as it lies in the image, 0 around it: (count, 4) -> (count, 1, H, W)"""
     top, left, bottom, right = box.T.unsqueeze(-1)  # (count, 1) each
     row, column = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
     rows = (row >= top) & (row < bottom)  # (count, H)

@@ -1,12 +1,14 @@
 """Pyramid Vision Transformer, first version (Wang et al., ICCV 2021), which timm lacks.
 
 Four stages; each embeds patches of the map before it, adds positions, and attends to keys pooled R×R. A class token
-joins in the last stage. Parameters are named as in the released weights, which load as they are:
+joins in the last stage. Parameters are named as in the released weights, which load as they are, for another image
+size or other classes too:
 
->>> import timm, labelflow
->>> model = timm.create_model("pvt_tiny", num_classes=10)  # checkpoint_path="pvt_tiny.pth" for trained weights
+    timm.create_model("pvt_tiny", checkpoint_path="pvt_tiny.pth")
+    timm.create_model("pvt_tiny", pretrained=True, pretrained_cfg_overlay={"file": "pvt_tiny.pth"}, num_classes=10)
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -155,6 +157,8 @@ class PyramidVisionTransformer(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + N, D), the class token first."""
+        if min(x.shape[2:]) < 32:
+            raise ValueError(f"PVT takes images of at least 32×32 pixels, not {x.shape[2]}×{x.shape[3]}")
         tokens = x
         last = len(self.depths) - 1
         for i, (patch_embed, positions, blocks) in enumerate(self.stages):
@@ -194,8 +198,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: PyramidVisionTran
     for i, (_, positions, _) in enumerate(model.stages):
         name = f"pos_embed{i + 1}"
         extra = int(i == len(model.depths) - 1)
-        side = round((state_dict[name].shape[1] - extra) ** 0.5)
         if state_dict[name].shape != positions.shape:
+            side = math.isqrt(state_dict[name].shape[1] - extra)  # released weights are for square images
             state_dict[name] = _resize(state_dict[name], (side, side), model.grids[i])
     return state_dict
 
