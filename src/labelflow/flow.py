@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LOG2_E = math.log2(math.e)
-CHUNK_SCORES = 2**19  # attention scores held at once on a CPU: 2 MB
+CHUNK_SCORES = 2**18  # attention scores held at once on a CPU: 1 MB
 
 
 @dataclass(frozen=True, eq=False)
