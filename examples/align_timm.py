@@ -85,7 +85,7 @@ def overlay(axes: Axes, image: Tensor, share: Tensor, title: str) -> AxesImage:
 
 def curve(axes: Axes, mix: lf.Mix, layers: list[lf.Layer], arrived: float) -> None:
     """How much of each token is one's own, layer by layer (as in the paper's Figure 4)."""
-    places = range(1, len(layers) + 1)
+    places = range(len(layers))
     axes.plot(places, [layer.map[0].mean() for layer in layers], color="gray", label="mean of patch tokens")
     with_class_token = [
         (i, layer) for i, layer in zip(places, layers, strict=True) if layer.share[0].numel() > layer.map[0].numel()
@@ -96,7 +96,7 @@ def curve(axes: Axes, mix: lf.Mix, layers: list[lf.Layer], arrived: float) -> No
     area = float(mix.lam[0])
     axes.axhline(area, color="black", linestyle=":", label="CutMix's λ")
     axes.set(
-        xlabel="layer", title=f"λ = {area:.3f}, {arrived:.3f} reaches the classifier", ylim=(area - 0.15, area + 0.15)
+        xlabel="block", title=f"λ = {area:.3f}, {arrived:.3f} reaches the classifier", ylim=(area - 0.15, area + 0.15)
     )
     axes.title.set_fontsize(10)
     axes.legend(frameon=False, fontsize=8)
@@ -121,16 +121,19 @@ def main() -> None:
     mix = lf.CutMix(alpha=1.0)(images, torch.Generator().manual_seed(args.seed))
     normalised = transforms.normalize(mix.apply(images), config["mean"], config["std"])
 
-    aligned = lf.Aligned(model)
+    try:
+        aligned = lf.Aligned(model)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     with torch.no_grad():
         _, share = aligned(normalised, mix.share)
     layers = aligned.trace(normalised, mix.share)
 
     print(f"{args.model} ({'trained' if args.pretrained else 'random weights'}): how much is one's own image?")
-    print(f"  {'the area (CutMix):':32} {float(mix.lam[0]):.3f}")
+    print(f"  {'the area (CutMix):':40} {float(mix.lam[0]):.3f}")
     for layer in layers:
-        print(f"  {f'patch tokens after {layer.name}:':32} {float(layer.map[0].mean()):.3f}")
-    print(f"  {'what reaches the classifier:':32} {float(share[0]):.3f}")
+        print(f"  {f'patch tokens after {layer.name}:':40} {float(layer.map[0].mean()):.3f}")
+    print(f"  {'what reaches the classifier:':40} {float(share[0]):.3f}")
     draw(images, mix, layers, float(share[0]), f"Labels that follow tokens: {args.model}", args.out)
     print(f"The picture is in {args.out}.")
 

@@ -284,7 +284,7 @@ def test_a_hook_that_never_fires_is_an_error() -> None:
     model = build("vit")
     aligned = lf.Aligned(model)
     model.blocks[1].attn.k_norm = nn.Identity()
-    with pytest.raises(RuntimeError, match="watches as 'key' did not run"):
+    with pytest.raises(RuntimeError, match=r"watches as 'key' ran.*seen were \['query'\]"):
         aligned(images, share)
 
 
@@ -405,6 +405,28 @@ class TestBadInput:
     def test_a_wrapped_model(self) -> None:
         with pytest.raises(ValueError, match=r"torch\.compile\(Aligned\(model\)\)"):
             lf.Aligned(torch.compile(build("vit")))
+        with pytest.raises(ValueError, match="before it is wrapped"):
+            lf.Aligned(nn.DataParallel(build("vit")))
+        with pytest.raises(ValueError, match="not 'deit_tiny'"):
+            lf.Aligned("deit_tiny")  # type: ignore[arg-type]
+
+    def test_a_mix_where_its_share_belongs_and_the_other_way_round(self) -> None:
+        images = images_for("vit")
+        mix = box_mix(images)
+        with pytest.raises(ValueError, match=r"mix\.share"):
+            lf.Aligned(build("vit"))(images, mix)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="takes a Mix"):
+            lf.Student(build("vit"), {"flow"})(images, mix.share)  # type: ignore[arg-type]
+
+    def test_an_adapter_that_returns_something_else(self) -> None:
+        class Odd(type(build("vit").blocks[0])):  # type: ignore[misc]
+            pass
+
+        lf.adapters.register(Odd)(lambda module, seen, labels: labels.values)  # type: ignore[arg-type,return-value]
+        model, images = build("vit"), images_for("vit")
+        model.blocks[1].__class__ = Odd
+        with pytest.raises(RuntimeError, match=r"adapter of blocks\.1 returned a Tensor, not Labels"):
+            lf.Aligned(model)(images, box_mix(images).share)
 
     def test_an_empty_batch(self) -> None:
         with pytest.raises(ValueError, match="images must have the shape"):

@@ -31,5 +31,7 @@ def test_soft_labels_take_multi_label_targets() -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"smoothing must lie in \[0, 1\), not 1\.0"):
         lf.soft_labels(torch.tensor([1]), 3, 1.0)
+    with pytest.raises(ValueError, match="whole numbers"):
+        lf.soft_labels(torch.tensor([1.7, 2.0]), 4)
     with pytest.raises(ValueError, match=r"targets \(B, 4\), not \(2, 3\)"):
         lf.soft_labels(torch.ones(2, 3), 4)

@@ -115,6 +115,8 @@ class Student(nn.Module):
         return super().__call__(images, _Uncast(mix))
 
     def forward(self, images: Tensor, mix: "Mix | _Uncast[Mix]") -> Output:
+        if not isinstance(_unwrap(mix), Mix):
+            raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(_unwrap(mix)).__name__}")
         if self.follower is None:
             return Output(self.model(images), None)
         return Output(*self.follower.run(self.model, images, _unwrap(mix).share, tokens="tokens" in self.needs))
@@ -200,7 +202,10 @@ class Follower:
                 self._add_prefix(tokens)
             if not hook.identity:
                 rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-                self.labels = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
+                moved = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
+                if not isinstance(moved, Labels):
+                    raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
+                self.labels = moved
         self.taps = {}
         self.fired.append(hook.name)
         if self.trace is not None and adapter.layer:
@@ -253,13 +258,17 @@ def _choose(blocks: list[nn.Module], layers: Iterable[int] | None) -> list[nn.Mo
     layers = list(layers)
     wrong = [layer for layer in layers if not -len(blocks) <= layer < len(blocks)]
     if wrong:
-        raise ValueError(f"layers are counted from 0: this model has 0 to {len(blocks) - 1}, not {wrong}")
+        raise ValueError(
+            f"layers are counted from 0, or from the end with -1: this model has 0 to {len(blocks) - 1}, not {wrong}"
+        )
     return [blocks[layer] for layer in layers]
 
 
 def _check(images: Tensor, share: Tensor) -> None:
     if images.ndim != 4 or not len(images):
         raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}")
+    if not isinstance(share, Tensor):
+        raise ValueError(f"share must be a tensor, such as mix.share, not a {type(share).__name__}")
     expected = (images.shape[0], 1, images.shape[2], images.shape[3])
     if share.shape != expected:
         raise ValueError(f"share must have the shape (B, 1, H, W) = {expected}, not {tuple(share.shape)}")

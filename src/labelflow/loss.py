@@ -40,6 +40,8 @@ def soft_labels(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Ten
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing must lie in [0, 1), not {smoothing}")
     if labels.ndim == 1:
+        if labels.is_floating_point():
+            raise ValueError(f"class ids must be whole numbers, not {labels.dtype}")
         labels = F.one_hot(labels.long(), num_classes)
     if labels.ndim != 2 or labels.shape[1] != num_classes:
         raise ValueError(f"labels must be class ids (B,) or targets (B, {num_classes}), not {tuple(labels.shape)}")

@@ -38,6 +38,10 @@ class Mix:
                 f"not {tuple(self.partner.shape)}"
             )
 
+    def __repr__(self) -> str:
+        batch, _, height, width = self.share.shape
+        return f"Mix({batch} images of {height}×{width} pixels, partner={self.partner.tolist()})"
+
     @property
     def lam(self) -> Tensor:
         """The real area share of one's own image, (B,)."""
@@ -57,7 +61,7 @@ class Mix:
     def blend(self, values: Tensor, share: Tensor | None = None) -> Tensor:
         """Mix what belongs to the images, such as soft or multi-label targets, (B, ...).
 
-        `share` (B,) is how much of the own value to keep: what `Aligned` returns, or λ where it is left out.
+        `share` (B,) is how much of the own value to keep: what `Aligned` returns. Left out it is λ, plain CutMix's.
         """
         share = self.lam if share is None else share
         if values.shape[:1] != share.shape or share.shape != self.partner.shape:

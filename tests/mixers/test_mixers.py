@@ -251,6 +251,7 @@ def test_choose_keeps_its_probabilities() -> None:
         (lambda: lf.Choose([lf.NoMix(), lf.MixUp()], [0.5, 0.6]), "sum to 1"),
         (lambda: lf.CutMix(grid=16)(torch.empty(2, 3, 40, 64)), "40×64 pixels do not divide into cells of 16×16"),
         (lambda: lf.RandomPatches()(torch.empty(2, 3, 40, 64)), "40×64 pixels do not divide into patches"),
+        (lambda: lf.CutMix()(torch.empty(2, 3, 8, 8), torch.tensor([1, 2])), r"labels come later, with mix\.blend"),  # type: ignore[arg-type]
         (lambda: lf.CutMix()(torch.empty(3, 40, 64)), r"images of shape \(B, C, H, W\)"),
     ],
 )

@@ -35,7 +35,9 @@ class Seen:
 
     def __getitem__(self, tap: str) -> Tensor:
         if tap not in self.taps:
-            raise RuntimeError(f"the module that an adapter watches as {tap!r} did not run in this forward pass")
+            raise RuntimeError(
+                f"no module that the adapter watches as {tap!r} ran in this forward pass; seen were {sorted(self.taps)}"
+            )
         return self.taps[tap]
 
     def residual(self, labels: Tensor, mixed: Tensor) -> Tensor:
@@ -109,8 +111,10 @@ def known_model(model: nn.Module) -> type[nn.Module]:
     name = type(model).__name__
     if name == "OptimizedModule":
         raise ValueError("align a model before it is compiled: torch.compile(Aligned(model))")
-    if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
+    if name in ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"):
         raise ValueError("align a model before it is wrapped: DistributedDataParallel(Aligned(model)), or fully_shard")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"labelflow aligns a model, timm.create_model(...), not {model!r}")
     return _known(model, MODELS, "labelflow.adapters.register_model")
 
 

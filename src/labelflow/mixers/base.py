@@ -20,8 +20,12 @@ class Mixer(Protocol):
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix: ...
 
 
-def check_images(images: Tensor) -> tuple[int, int, int]:
+def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int, int]:
     """B, H, W"""
+    if generator is not None and not isinstance(generator, Generator):
+        raise ValueError(
+            f"a mixer takes images and a generator, not a {type(generator).__name__}; labels come later, with mix.blend"
+        )
     if images.ndim != 4:
         raise ValueError(f"a mixer takes images of shape (B, C, H, W), not {tuple(images.shape)}")
     return images.shape[0], images.shape[2], images.shape[3]

@@ -30,7 +30,7 @@ class Choose:
         self.per_sample = per_sample
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
-        batch, _, _ = check_images(images)
+        batch, _, _ = check_images(images, generator)
         draws = draw_uniform((batch if self.per_sample else 1,), generator)
         edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
         choice = torch.bucketize(draws, edges, right=True)  # (B,) or (1,)

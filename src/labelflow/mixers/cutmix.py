@@ -49,7 +49,7 @@ class CutMix:
         self.pairing = check_pairing(pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
-        batch, height, width = check_images(images)
+        batch, height, width = check_images(images, generator)
         if height % self.grid or width % self.grid:
             raise ValueError(f"images of {height}×{width} pixels do not divide into cells of {self.grid}×{self.grid}")
         partner = partners(self.pairing, batch, images.device, generator)

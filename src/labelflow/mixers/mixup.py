@@ -19,7 +19,7 @@ class MixUp:
         self.pairing = check_pairing(pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
-        batch, height, width = check_images(images)
+        batch, height, width = check_images(images, generator)
         partner = partners(self.pairing, batch, images.device, generator)
         lam = draw_beta(self.alpha, batch if self.per_sample else 1, generator).float().to(images.device)
         return Mix(partner, lam.reshape(-1, 1, 1, 1).expand(batch, 1, height, width))
@@ -29,6 +29,6 @@ class NoMix:
     """Every image stays as it is: its own partner, with a share of 1."""
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
-        batch, height, width = check_images(images)
+        batch, height, width = check_images(images, generator)
         partner = torch.arange(batch, device=images.device)
         return Mix(partner, torch.ones(1, 1, 1, 1, device=images.device).expand(batch, 1, height, width))

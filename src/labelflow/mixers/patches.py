@@ -38,7 +38,7 @@ class _Patches:
         self.pairing = check_pairing(pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
-        batch, height, width = check_images(images)
+        batch, height, width = check_images(images, generator)
         if height % self.patch or width % self.patch:
             raise ValueError(
                 f"images of {height}×{width} pixels do not divide into patches of {self.patch}×{self.patch}"
