@@ -320,6 +320,15 @@ def test_another_pooling_after_attaching() -> None:
     model.reset_classifier(5, "max")
     with pytest.raises(ValueError, match="global_pool='max'"):
         aligned(images, mix.share)
+    assert aligned.follower.labels is None  # idle again
+
+
+@pytest.mark.parametrize("family", ["swin", "pvt v2"])
+def test_a_pooling_that_cannot_be_followed_is_refused_at_once(family: str) -> None:
+    model = build(family)
+    model.reset_classifier(0, "")
+    with pytest.raises(ValueError, match="global_pool=''"):
+        lf.Aligned(model)
 
 
 def test_an_assertion_inside_the_model_is_not_blamed_on_the_image_size() -> None:

@@ -172,9 +172,10 @@ class Follower:
         """The model's own output, and the labels that arrive with it."""
         _check(images, share)
         adapter = MODELS[self.model_kind]
+        head_tokens = adapter.head_tokens(model)  # refuses a pooling that cannot be followed, before anything is set
+        self.trace, self.head_tokens, self.fired = trace, 0 if tokens else head_tokens, []
         self.labels = Labels.of_pixels(share.detach())
         self.image_label = self.labels.values.mean(1)
-        self.trace, self.head_tokens, self.fired = trace, 0 if tokens else adapter.head_tokens(model), []
         try:
             logits = model(images)
             arrived = self.labels

@@ -105,8 +105,8 @@ def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | Non
 def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor | None:
     """A few samples, or a part of the queries of one, at a time, so that their scores stay in the cache. On a CPU that
     is faster than the fused kernel, which multiplies with D columns of values where labels have K, and takes each row's
-    maximum out of its scores. Here 2^score is taken as it is. None if powers overflowed or vanished, which takes scores
-    beyond ±69: far from what attention reaches in practice."""
+    maximum out of its scores. Here 2^score is taken as it is. None if powers overflowed or vanished, as scores beyond
+    about ±69 can make them; the fused kernel then takes over."""
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
     samples = max(1, min(batch, CHUNK_SCORES // (heads * queries * keys)))

@@ -63,10 +63,10 @@ def _path_v2(model: pvt_v2.PyramidVisionTransformerV2) -> list[nn.Module]:
     return [model.patch_embed, *(module for stage in stages for module in stage if module is not None)]
 
 
-def _heads_v2(model: pvt_v2.PyramidVisionTransformerV2, labels: Tensor) -> Tensor:
+def _head_tokens_v2(model: pvt_v2.PyramidVisionTransformerV2) -> int:
     if model.global_pool != "avg":
         raise ValueError(f"labelflow follows labels to an average, not to global_pool={model.global_pool!r}")
-    return labels.mean(1, keepdim=True)
+    return 0
 
 
 register_model(
@@ -75,4 +75,9 @@ register_model(
     heads=lambda model, labels: labels[:, :1],
     head_tokens=lambda model: 1,
 )
-register_model(pvt_v2.PyramidVisionTransformerV2, path=_path_v2, heads=_heads_v2)
+register_model(
+    pvt_v2.PyramidVisionTransformerV2,
+    path=_path_v2,
+    heads=lambda model, labels: labels.mean(1, keepdim=True),
+    head_tokens=_head_tokens_v2,
+)

@@ -62,7 +62,7 @@ class ModuleAdapter:
 class ModelAdapter:
     path: Callable[[Any], list[nn.Module]]  # what tokens pass through, in order
     heads: Callable[[Any, Tensor], Tensor]  # labels (B, N, K) -> what each classifier reads (B, heads, K)
-    head_tokens: Callable[[Any], int]  # how many leading tokens are enough for `heads`; 0: it needs all
+    head_tokens: Callable[[Any], int]  # how many leading tokens `heads` needs; 0: all. Refuses what it cannot read
 
 
 MODULES: dict[type[nn.Module], ModuleAdapter] = {}

@@ -56,10 +56,13 @@ def _path(model: SwinTransformer) -> list[nn.Module]:
     return [model.patch_embed, *(module for stage in stages for module in stage if not isinstance(module, nn.Identity))]
 
 
-def _heads(model: SwinTransformer, labels: Tensor) -> Tensor:
-    if model.head.global_pool.pool_type != "avg":
-        raise ValueError(f"labelflow follows labels to an average, not to {model.head.global_pool.pool_type!r}")
-    return labels.mean(1, keepdim=True)
+def _head_tokens(model: SwinTransformer) -> int:
+    pool = model.head.global_pool.pool_type
+    if pool != "avg":
+        raise ValueError(f"labelflow follows labels to an average, not to global_pool={pool!r}")
+    return 0
 
 
-register_model(SwinTransformer, path=_path, heads=_heads)
+register_model(
+    SwinTransformer, path=_path, heads=lambda model, labels: labels.mean(1, keepdim=True), head_tokens=_head_tokens
+)
