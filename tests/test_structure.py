@@ -9,7 +9,10 @@ import labelflow
 
 ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
-LAYERS = ["mix", "flow", "loss", "mixers", "models", "adapters", "align"]
+LAYERS = [
+    *("spec", "chance", "mix", "flow", "loss", "mixers", "models", "adapters", "align"),
+    *("targets", "data", "engine", "tasks", "analysis", "recipes", "cli", "__main__"),
+]
 
 
 def imported(path: Path) -> set[str]:

@@ -91,7 +91,10 @@ class Aligned(nn.Module):
 class Student(nn.Module):
     """A model as a target sees it: `student(images, mix) -> Output`. Only what `needs` names is computed.
 
-    "flow": the labels that reach each classifier; "tokens": those of the patch tokens, too.
+    "flow": the labels that reach each classifier; "tokens": those of the patch tokens, too. Without a mix the model
+    runs as it is: `student(images)` is what is evaluated, through whatever the student is wrapped in.
+
+    layers, residual: see `Aligned`. label_prefix: False gives tokens without a place in the image no label (TransMix).
     """
 
     NEEDS = frozenset({"flow", "tokens"})
@@ -102,6 +105,7 @@ class Student(nn.Module):
         needs: Collection[str] = (),
         layers: Iterable[int] | None = None,
         residual: bool = True,
+        label_prefix: bool = True,
     ) -> None:
         super().__init__()
         unknown = set(needs) - self.NEEDS
@@ -109,17 +113,18 @@ class Student(nn.Module):
             raise ValueError(f"a student cannot give {sorted(unknown)}; it knows {sorted(self.NEEDS)}")
         self.model = model
         self.needs = frozenset(needs)
-        self.follower = Follower(self, model, layers, residual) if needs else None
+        self.follower = Follower(self, model, layers, residual, label_prefix) if needs else None
 
-    def __call__(self, images: Tensor, mix: Mix) -> Output:
+    def __call__(self, images: Tensor, mix: Mix | None = None) -> Output:
         return super().__call__(images, _Uncast(mix))
 
-    def forward(self, images: Tensor, mix: "Mix | _Uncast[Mix]") -> Output:
-        if not isinstance(_unwrap(mix), Mix):
-            raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(_unwrap(mix)).__name__}")
-        if self.follower is None:
+    def forward(self, images: Tensor, mix: "Mix | _Uncast[Mix | None] | None" = None) -> Output:
+        mix = _unwrap(mix)
+        if mix is not None and not isinstance(mix, Mix):
+            raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(mix).__name__}")
+        if self.follower is None or mix is None:
             return Output(self.model(images), None)
-        return Output(*self.follower.run(self.model, images, _unwrap(mix).share, tokens="tokens" in self.needs))
+        return Output(*self.follower.run(self.model, images, mix.share, tokens="tokens" in self.needs))
 
 
 class _Uncast(Generic[Value]):
@@ -139,9 +144,17 @@ class Follower:
     The hooks go with `owner`. Hooks and state are plain data, so that copies and pickles have their own, wired alike.
     """
 
-    def __init__(self, owner: object, model: nn.Module, layers: Iterable[int] | None, residual: bool) -> None:
+    def __init__(
+        self,
+        owner: object,
+        model: nn.Module,
+        layers: Iterable[int] | None,
+        residual: bool,
+        label_prefix: bool = True,
+    ) -> None:
         self.model_kind = known_model(model)  # kinds, not adapters: functions do not always pickle
         self.residual = residual
+        self.label_prefix = label_prefix
         self.labels: Labels | None = None  # None: idle
         self.image_label: Tensor | None = None  # (B, K): the label of the whole image
         self.taps: dict[str, Tensor] = {}
@@ -213,7 +226,7 @@ class Follower:
             self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
 
     def _add_prefix(self, tokens: Tensor) -> None:
-        """Tokens (B, N, D) that come without a place in the image (class token, registers) start with its ratio."""
+        """Tokens (B, N, D) without a place in the image (class token, registers) start with its ratio, or no label."""
         assert self.labels is not None
         assert self.image_label is not None
         missing = tokens.shape[1] - self.labels.values.shape[1] if tokens.ndim == 3 else 0
@@ -222,7 +235,8 @@ class Follower:
                 f"there are labels for {self.labels.values.shape[1]} tokens, but {tokens.shape[1]} tokens"
             )
         if missing:
-            joined = self.image_label.unsqueeze(1).expand(-1, missing, -1)
+            label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
+            joined = label.unsqueeze(1).expand(-1, missing, -1)
             self.labels = Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
 
 

@@ -215,6 +215,7 @@ _CFG = {
     "num_classes": 1000,
     "input_size": (3, 224, 224),
     "pool_size": None,
+    "fixed_input_size": True,  # that is, it takes img_size
     "crop_pct": 0.875,
     "interpolation": "bicubic",
     "mean": IMAGENET_DEFAULT_MEAN,

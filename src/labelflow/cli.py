@@ -1,0 +1,209 @@
+"""The command line: `labelflow COMMAND …`. Each command is a typed function, and one line in COMMANDS."""
+
+import contextlib
+import functools
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Column, Table
+from tyro.conf import OmitArgPrefixes, Positional
+
+from labelflow.analysis import write_report
+from labelflow.data.images import read
+from labelflow.engine import Interrupted
+from labelflow.recipes import RECIPES, find
+from labelflow.spec import known
+from labelflow.tasks import Recipe, differences, evaluate_run, load_run, predict, train_run
+
+
+def list_recipes(pattern: Positional[str] = "") -> None:
+    """Every recipe, with the number that its paper reports. Example: labelflow list swin
+
+    Args:
+        pattern: Only recipes whose names hold this.
+    """
+    table = Table(Column("recipe", no_wrap=True), "what it is", "TL-Align paper", "top-1", box=None)
+    for entry in RECIPES.values():
+        if pattern in entry.name:
+            table.add_row(entry.name, entry.about, entry.paper, "" if entry.top1 is None else f"{entry.top1:.1f}")
+    if not table.row_count:
+        raise ValueError(f"no recipe's name holds {pattern!r}; labelflow list shows all")
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 120, crop=False)
+
+
+def show(recipe: Positional[str]) -> None:
+    """A recipe in full, and what differs from its parent. Example: labelflow show deit_small_tl_align
+
+    Args:
+        recipe: Its name; labelflow list shows all.
+    """
+    entry = find(recipe)
+    facts = {"source": entry.source, "paper": entry.paper, "top-1 in the paper": entry.top1, "command": entry.command}
+    print(f"{entry.name}: {entry.about}")
+    for key, value in facts.items():
+        if value:
+            print(f"  {key}: {value}")
+    if entry.parent:
+        print(f"\ndiffers from {entry.parent}:")
+        for name, before, now in differences(find(entry.parent).recipe, entry.recipe):
+            print(f"  {name}: {before!r} -> {now!r}")
+    print(f"\n{json.dumps(asdict(entry.recipe), indent=2)}")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a recipe. Any of its settings can be given another value."""
+
+    recipe: Annotated[Recipe, OmitArgPrefixes]
+    out: Path
+    """The folder of the run."""
+    resume: bool = False
+    """Go on with the run in that folder, if there is one."""
+
+
+def train(name: str, args: Sequence[str]) -> None:
+    """Train a recipe. Example: labelflow train finetune_tl_align --data my/photos --epochs 20 --out runs/photos"""
+    entry = find(name)
+    default = Train(entry.recipe, Path("runs") / name)
+    aim = f" The paper reports {entry.top1} % top-1 ({entry.paper})." if entry.top1 else ""
+    about = f"{entry.about}.{aim} Example: {entry.command}"
+    options = _parse(Train, args, f"labelflow train {name}", default=default, description=about)
+    try:
+        metrics = train_run(options.recipe, options.out, options.resume, name)
+    except Interrupted as stopped:
+        print(f"{stopped}. Go on with --resume", file=sys.stderr)
+        raise SystemExit(130) from None
+    page = write_report(options.out)
+    print(f"\nReached {metrics['top1']:.1f} % top-1 on the evaluation images.")
+    print(f"  look at it     {page}")
+    print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
+    if entry.name == "quickstart":
+        print("  compare it     labelflow train quickstart_cutmix")
+        print("  your images    labelflow train small_vit_tl_align --data FOLDER")
+
+
+def evaluate(
+    run: Positional[Path], data: str = "", weights: str = "best", image_size: int = 0, as_json: bool = False
+) -> None:
+    """Top-1, top-5 and loss of a run's model. Example: labelflow eval runs/quickstart
+
+    Args:
+        run: The folder of a run.
+        data: Other data of the same classes, instead of the run's own.
+        weights: best, last, or a file.
+        image_size: Another image size, if the model takes it.
+        as_json: Print JSON, for programs.
+    """
+    changes = {"data": data, "image_size": image_size}
+    metrics = evaluate_run(run, weights, **{name: value for name, value in changes.items() if value})
+    print(json.dumps(metrics) if as_json else "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+
+
+def classify(run: Positional[Path], images: Positional[tuple[Path, ...]], top: int = 3, weights: str = "best") -> None:
+    """The likeliest classes of images. Example: labelflow predict runs/quickstart one.jpg two.png
+
+    Args:
+        run: The folder of a run.
+        images: Image files.
+        top: How many classes are told.
+        weights: best, last, or a file.
+    """
+    loaded = load_run(run, weights)
+    for path in images:
+        try:
+            image = read(path)
+        except OSError as error:
+            raise ValueError(f"cannot read the image {path}: {error}") from None
+        likeliest = predict(loaded, [image], top)[0]
+        print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
+
+
+def report(run: Positional[Path]) -> None:
+    """Write a run's report.html anew. Example: labelflow report runs/quickstart
+
+    Args:
+        run: The folder of a run.
+    """
+    print(write_report(run))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_recipes,
+    "show": show,
+    "train": train,
+    "eval": evaluate,
+    "predict": classify,
+    "report": report,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Bad input is one line on stderr and the exit code 2."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(_overview())
+            return 0
+        command, rest = known(args[0], COMMANDS, "command"), args[1:]
+        if command != "train":
+            _parse(COMMANDS[command], rest, f"labelflow {command}")()
+        elif not rest or rest[0].startswith("-"):
+            if rest and rest[0] not in ("-h", "--help"):
+                raise ValueError("name the recipe first: labelflow train RECIPE [settings]; labelflow list shows them")
+            print(f"usage: labelflow train RECIPE [settings]\n\n{train.__doc__}\n\nlabelflow list shows the recipes, ")
+            print("labelflow train RECIPE --help their settings.")
+        else:
+            train(rest[0], rest[1:])
+    except (ValueError, OSError) as error:
+        print(f"labelflow: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _overview() -> str:
+    lines = [f"  {name:8} {str(command.__doc__).splitlines()[0]}" for name, command in COMMANDS.items()]
+    head = "usage: labelflow COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
+    return "\n".join([head, *lines, "", "labelflow COMMAND --help tells more."])
+
+
+def _parse(what: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
+    """What tyro makes of the arguments; of a function, its call, left to be made. What it refuses is a ValueError."""
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            made, unknown = tyro.cli(_deferred(what), args=args, prog=prog, return_unknown_args=True, **options)
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise ValueError(f"{_first_sentence(told.getvalue())} ({prog} --help tells more)") from None
+    if unknown:
+        raise ValueError(f"{prog} has no setting {unknown[0]} ({prog} --help tells which there are)")
+    return made
+
+
+def _deferred(what: Any) -> Any:
+    if isinstance(what, type):
+        return what
+
+    @functools.wraps(what)
+    def bind(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        return functools.partial(what, *args, **kwargs)
+
+    return bind
+
+
+def _first_sentence(box: str) -> str:
+    """What tyro says in a box, with or without borders, below its title and above the next rule: in one line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", box)  # neither colours nor borders
+    _, *lines = [line.strip() for line in plain.splitlines()]
+    paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
+    return " ".join(paragraphs[0].split())

@@ -1,0 +1,27 @@
+"""Where images come from, and how they are seen."""
+
+from labelflow.data.folder import Folder
+from labelflow.data.loader import Unreadable, eval_batches, train_batches
+from labelflow.data.settings import Data
+from labelflow.data.sources import SOURCES, Stream, open_source
+from labelflow.data.transforms import eval_transform, train_transform
+from labelflow.data.views import Batch, Source, check_groups
+from labelflow.data.world import World, scene
+
+__all__ = [
+    "SOURCES",
+    "Batch",
+    "Data",
+    "Folder",
+    "Source",
+    "Stream",
+    "Unreadable",
+    "World",
+    "check_groups",
+    "eval_batches",
+    "eval_transform",
+    "open_source",
+    "scene",
+    "train_batches",
+    "train_transform",
+]

@@ -1,0 +1,97 @@
+"""A folder of images, one folder a class."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from PIL import Image
+
+from labelflow.data.images import EXTENSIONS, read
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
+
+
+class Folder:
+    """`root/train/CLASS/…` and `root/val/CLASS/…`; or `root/CLASS/…`, of which a part is set aside for validation.
+
+    That part depends on the files' names and the seed alone: in each class the files with the smallest hashes are set
+    aside, so that new files move few old ones. The samples are sorted by name.
+    """
+
+    def __init__(self, root: Path | str, split: str = "train", val_fraction: float = 0.1, seed: int = 0) -> None:
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise ValueError(f"there is no folder {self.root}")
+        halves = {name: _first_folder(self.root, names) for name, names in SPLITS.items()}
+        if (halves["train"] is None) != (halves["val"] is None):
+            there, missing = ("train", "val") if halves["val"] is None else ("val", "train")
+            raise ValueError(f"{self.root} has a folder {there!r} but no {missing!r}; give both, or class folders only")
+        self.classes = _classes(halves["train"] or self.root)
+        half = halves["val" if split == "val" else "train"]
+        if half is not None:
+            unknown = sorted(set(_classes(half)) - set(self.classes))
+            if unknown:
+                raise ValueError(f"{half} has classes that {halves['train']} has not: {_few(unknown)}")
+        self.samples: list[tuple[str, int]] = []
+        for index, name in enumerate(self.classes):
+            files = _images((half or self.root) / name)
+            if half is None:
+                if not 0 < val_fraction < 1:
+                    raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
+                aside = set(
+                    sorted(files, key=lambda file: _hash(seed, f"{name}/{file}"))[: _aside(files, val_fraction)]
+                )
+                files = [file for file in files if (file in aside) == (split == "val")]
+            folder = str((half or self.root) / name)
+            self.samples += [(os.path.join(folder, file), index) for file in files]
+        if not self.samples:
+            raise ValueError(f"{half or self.root} has no images for the split {split!r}")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        path, label = self.samples[index]
+        return read(path), label
+
+    def name(self, index: int) -> str:
+        return self.samples[index][0]
+
+
+def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def _classes(root: Path) -> list[str]:
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ValueError(f"{root} has no class folders; it should hold one folder of images for each class")
+    empty = [name for name in names if not _images(root / name)] if len(names) <= 100 else []
+    if empty:
+        raise ValueError(
+            f"{root} has class folders without images: {_few(empty)}; images end in {_few(sorted(EXTENSIONS))}"
+        )
+    return names
+
+
+def _images(folder: Path) -> list[str]:
+    """Paths below the folder, sorted. A class that a split lacks has none."""
+    return sorted(
+        os.path.relpath(os.path.join(where, file), folder)
+        for where, _, files in os.walk(folder)
+        for file in files
+        if os.path.splitext(file)[1].lower() in EXTENSIONS
+    )
+
+
+def _aside(files: list[str], fraction: float) -> int:
+    """At least one for validation and one for training, where there are two."""
+    return min(max(1, round(fraction * len(files))), len(files) - 1)
+
+
+def _hash(seed: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

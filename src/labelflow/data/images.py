@@ -1,0 +1,27 @@
+"""Images from files, whatever their orientation and colour mode."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+
+
+def read(path: Path | str) -> Image.Image:
+    """The image in RGB, turned as its EXIF data says."""
+    with Image.open(path) as image:
+        return to_rgb(image)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Grey, palette, CMYK, 16-bit and transparent (on white) images in RGB, turned as their EXIF data says."""
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # PIL would clip, not scale
+        grey = np.asarray(image, dtype=np.float32)
+        image = Image.fromarray((grey / (256 if grey.max(initial=0) > 255 else 1)).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")

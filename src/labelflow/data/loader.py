@@ -1,0 +1,135 @@
+"""Batches on their way to a model: workers, memory pinning, streams, and what to do with samples that can't be read."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from labelflow.chance import Purpose, drawn_from
+from labelflow.data.settings import Data
+from labelflow.data.sources import Stream
+from labelflow.data.transforms import Transform, eval_transform, train_transform
+from labelflow.data.views import Batch, EvalBatches, Source, TrainBatches, View, Views, check_groups, collate
+
+
+class Streamed(IterableDataset[View]):
+    """Views of a stream. Which worker reads what depends on how many there are, and so does the run."""
+
+    def __init__(self, stream: Stream, transform: Transform, seed: int, epoch: int) -> None:
+        self.stream, self.transform, self.seed, self.epoch = stream, transform, seed, epoch
+
+    def __iter__(self) -> Iterator[View]:
+        worker = get_worker_info()
+        number = 0 if worker is None else worker.id
+        for position, (image, label) in enumerate(self.stream.open(self.epoch)):
+            with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
+                yield View(self.transform(image), label, 1.0, "")
+
+
+def train_batches(
+    source: Source | Stream,
+    data: Data,
+    *,
+    batch: int,
+    group: int,
+    updates: int,
+    seed: int,
+    rank: int,
+    processes: int,
+    start: int,
+) -> Iterator[Batch]:
+    """The groups of one process, update by update, from update `start` on, across epochs."""
+    transform = train_transform(data)
+    if isinstance(source, Stream):
+        check_groups(batch, group, processes)
+        return _stream_groups(source, transform, data, batch, group, updates, seed, processes, start)
+    batches = TrainBatches(
+        len(source),
+        batch=batch,
+        group=group,
+        updates=updates,
+        seed=seed,
+        repeats=data.repeats,
+        rank=rank,
+        processes=processes,
+        start=start,
+    )
+    return iter(_loader(Views(source, transform, seed, training=True), data, batch_sampler=batches))
+
+
+def _stream_groups(
+    source: Stream,
+    transform: Transform,
+    data: Data,
+    batch: int,
+    group: int,
+    updates: int,
+    seed: int,
+    processes: int,
+    start: int,
+) -> Iterator[Batch]:
+    """A stream can't be positioned: a run that is resumed within an epoch reads that epoch from its beginning."""
+    per_epoch = len(source) // batch
+    for epoch in range(start // per_epoch, -(-updates // per_epoch)):
+        first, last = max(start, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
+        wanted = (last - first) * (batch // group) // processes
+        while wanted:  # again from the beginning, if shards were dealt unevenly
+            before = wanted
+            for read in _loader(Streamed(source, transform, seed, epoch), data, batch_size=group, drop_last=True):
+                yield read
+                wanted -= 1
+                if not wanted:
+                    break
+            if wanted == before:
+                raise ValueError(f"the stream {data.data} gave no whole group of {group} samples")
+
+
+def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":
+    """Every sample once, dealt to the processes; can be read again and again."""
+    transform = eval_transform(data)
+    if isinstance(source, Stream):
+        return _loader(Streamed(source, transform, 0, 0), data, batch_size=batch)
+    batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
+    return _loader(Views(source, transform, 0, training=False), data, batch_sampler=batches)
+
+
+def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":
+    workers = data.workers if data.workers >= 0 else min(8, os.cpu_count() or 1)
+    return DataLoader(
+        dataset,
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        worker_init_fn=_leave_interrupts if workers else None,
+        **how,  # type: ignore[arg-type]
+    )
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process; what to do is the main one's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class Unreadable:
+    """Tells each sample that can't be read once, and stops when there are more than a limit."""
+
+    def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
+        self.limit, self.tell = limit, tell
+        self.seen: set[str] = set()
+
+    def __call__(self, problems: list[str]) -> None:
+        for problem in problems:
+            if problem in self.seen:
+                continue
+            self.seen.add(problem)
+            if len(self.seen) > self.limit:
+                allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
+                raise ValueError(
+                    f"cannot read {problem} ({allowed}); mend or remove it, or skip up to N such images with "
+                    f"--skip-unreadable N"
+                )
+            self.tell(f"skipped {problem}")

@@ -1,0 +1,60 @@
+"""What is seen: the data of a recipe."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where images come from, and how they are seen."""
+
+    data: str = "world"
+    """A folder of images; or world, torch/NAME (torchvision), hfds/NAME (Hugging Face); as streams hfids/NAME, wds."""
+    root: str = "data"
+    """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""
+    train_split: str = "train"
+    """The part to train on: its name, or the shards of wds, such as train-{0000..1023}.tar."""
+    val_split: str = "val"
+    """The part to evaluate on."""
+    val_fraction: float = 0.1
+    """How much of a folder without train and val is set aside, the same files for the same split_seed."""
+    split_seed: int = 0
+    """Chooses which files are set aside."""
+    train_samples: int = 0
+    """How many samples the training stream has, where its files don't say (wds)."""
+    val_samples: int = 0
+    """How many samples the evaluation stream has, where its files don't say (wds)."""
+    classes: int = 0
+    """How many classes there are, where the data doesn't say (wds)."""
+
+    image_size: int = 224
+    """Side of the images that the model sees, in pixels."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Part of the image's area that a random crop shows."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Aspect of a random crop."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    auto_augment: str = "rand-m9-mstd0.5-inc1"
+    """timm's name of RandAugment or AutoAugment; '' for none."""
+    color_jitter: float = 0.4
+    """Strength of colour jitter; timm leaves it out where auto_augment is on."""
+    erasing: float = 0.25
+    """Probability of random erasing."""
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    """How images are resized; random concerns training only."""
+    repeats: int = 1
+    """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
+    test_crop: float = 0.875
+    """Part of the side that the centre crop of an evaluation shows."""
+    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    """Mean of the colour channels, taken off."""
+    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    """Spread of the colour channels, divided by."""
+
+    workers: int = -1
+    """Processes that read images, on each machine's process; -1: as many as there are cores for them, at most 8."""
+    skip_unreadable: int = 0
+    """How many images that cannot be read are skipped, and told, before the run stops."""

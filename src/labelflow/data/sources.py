@@ -1,0 +1,176 @@
+"""Data sets by name: one function, one line in SOURCES."""
+
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from PIL import Image
+
+from labelflow.data.folder import Folder
+from labelflow.data.images import to_rgb
+from labelflow.data.settings import Data
+from labelflow.data.views import Source
+from labelflow.data.world import World
+from labelflow.spec import known, parse
+
+
+class Indexed:
+    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart."""
+
+    def __init__(self, dataset: Any, classes: list[str], title: str, pair: Callable[[Any], tuple[Any, Any]]) -> None:
+        self.dataset, self.classes, self.title, self.pair = dataset, classes, title, pair
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        image, label = self.pair(self.dataset[index])
+        return to_rgb(image), int(label)
+
+    def name(self, index: int) -> str:
+        return f"{self.title}[{index}]"
+
+
+class Stream:
+    """A data set that can only be read in order. `open(epoch)` starts it, in that epoch's order, in a worker."""
+
+    def __init__(self, samples: int, classes: list[str], opening: Callable[[int], Iterator[tuple[Any, Any]]]) -> None:
+        self.samples, self.classes, self.opening = samples, classes, opening
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def open(self, epoch: int) -> Iterator[tuple[Image.Image, int]]:
+        return ((to_rgb(image), int(label)) for image, label in self.opening(epoch))
+
+
+def _world(name: str, data: Data, split: str) -> Source:
+    """`world(train=8192, val=2048, seed=0)`"""
+    arguments = {"train": 8192, "val": 2048, "seed": 0} | parse(data.data).arguments
+    if arguments.keys() != {"train", "val", "seed"}:
+        raise ValueError(f"the sample world takes train, val and seed, not {data.data!r}")
+    size = round(data.image_size / data.test_crop)
+    return World(split, arguments[split], size, seed=arguments["seed"])
+
+
+def _torchvision(name: str, data: Data, split: str) -> Source:
+    """Downloaded if they are not there."""
+    from torch.utils.data import ConcatDataset
+    from torchvision import datasets
+
+    known(name, TORCHVISION, "torchvision data set")
+    kind, splits = TORCHVISION[name]
+    made = getattr(datasets, kind)
+    options = [{**part, "root": data.root} for part in splits[split]]
+    try:
+        parts = [made(**option) for option in options]
+    except RuntimeError:  # not there yet
+        parts = [made(**option, download=True) for option in options]
+    classes = [str(label) for label in parts[0].classes]
+    dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
+    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple)
+
+
+# name: (class in torchvision.datasets, {our split: the parts that make it up})
+_BY_FLAG = {"train": [{"train": True}], "val": [{"train": False}]}
+TORCHVISION: dict[str, tuple[str, dict[str, list[dict[str, Any]]]]] = {
+    "cifar10": ("CIFAR10", _BY_FLAG),
+    "cifar100": ("CIFAR100", _BY_FLAG),
+    "flowers102": ("Flowers102", {"train": [{"split": "train"}, {"split": "val"}], "val": [{"split": "test"}]}),
+    "stanford_cars": ("StanfordCars", {"train": [{"split": "train"}], "val": [{"split": "test"}]}),
+    "oxford_pets": ("OxfordIIITPet", {"train": [{"split": "trainval"}], "val": [{"split": "test"}]}),
+    "food101": ("Food101", {"train": [{"split": "train"}], "val": [{"split": "test"}]}),
+}
+
+
+def _hugging_face(name: str, data: Data, split: str) -> Source:
+    datasets = _import("datasets", "hfds/… needs Hugging Face's datasets: pip install datasets")
+    dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
+    classes = _hugging_face_classes(dataset.features, name)
+    dataset = dataset.cast_column("image", datasets.Image(decode=False))
+    return Indexed(dataset, classes, f"hfds/{name} {split}", pair=_hugging_face_pair)
+
+
+def _hugging_face_pair(sample: dict[str, Any]) -> tuple[Image.Image, int]:
+    image = sample["image"]
+    return Image.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]), sample["label"]
+
+
+def _hugging_face_classes(features: Any, name: str) -> list[str]:
+    if not {"image", "label"} <= features.keys() or not hasattr(features["label"], "names"):
+        raise ValueError(f"{name} should have a column image and a column label with class names, not {list(features)}")
+    return list(features["label"].names)
+
+
+def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
+    datasets = _import("datasets", "hfids/… needs Hugging Face's datasets: pip install datasets")
+    from datasets.distributed import split_dataset_by_node
+    from torch import distributed
+
+    part = _split(data, split)
+    dataset = datasets.load_dataset(name, split=part, streaming=True)
+    samples = (data.train_samples if split == "train" else data.val_samples) or dataset.info.splits[part].num_examples
+    classes = _hugging_face_classes(dataset.features, name)
+
+    if split == "train":
+        dataset = dataset.shuffle(seed=data.split_seed, buffer_size=1000)
+    if distributed.is_initialized():
+        dataset = split_dataset_by_node(dataset, distributed.get_rank(), distributed.get_world_size())
+    return Stream(samples, classes, partial(_open_hugging_face, dataset))
+
+
+def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+    dataset.set_epoch(epoch)
+    return ((sample["image"], sample["label"]) for sample in dataset)
+
+
+def _web_dataset(name: str, data: Data, split: str) -> Stream:
+    _import("webdataset", "wds needs WebDataset: pip install webdataset")
+    from timm.data.readers.reader_wds import ReaderWds
+
+    samples = data.train_samples if split == "train" else data.val_samples
+    try:
+        reader = ReaderWds(
+            data.root, split=_split(data, split), is_training=split == "train", num_samples=samples or None
+        )
+    except RuntimeError as error:  # timm does not know how many samples there are
+        raise ValueError(f"wds: {error} Say it with --train-samples and --val-samples") from None
+    if not data.classes:
+        raise ValueError("wds: say how many classes there are, with --classes")
+
+    return Stream(reader.num_samples, [str(number) for number in range(data.classes)], partial(_open_reader, reader))
+
+
+def _open_reader(reader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+    reader.set_epoch(epoch)
+    return iter(reader)
+
+
+def _import(package: str, hint: str) -> Any:
+    try:
+        return __import__(package)
+    except ImportError:
+        raise ValueError(hint) from None
+
+
+def _split(data: Data, split: str) -> str:
+    return data.train_split if split == "train" else data.val_split
+
+
+SOURCES: dict[str, Callable[[str, Data, str], Source | Stream]] = {
+    "world": _world,
+    "torch": _torchvision,
+    "hfds": _hugging_face,
+    "hfids": _hugging_face_stream,
+    "wds": _web_dataset,
+}
+
+
+def open_source(data: Data, split: str) -> Source | Stream:
+    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
+    prefix, _, name = data.data.partition("/")
+    make = SOURCES.get(prefix.partition("(")[0])
+    if make is not None:
+        return make(name, data, split)
+    return Folder(data.data, split, data.val_fraction, data.split_seed)

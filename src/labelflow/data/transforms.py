@@ -1,0 +1,51 @@
+"""From an image to a tensor, with timm's transforms."""
+
+from collections.abc import Callable
+from typing import Any
+
+from PIL import Image
+from timm.data import auto_augment, create_transform
+from torch import Tensor
+
+from labelflow.data.settings import Data
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+def train_transform(data: Data) -> Transform:
+    """Random crop, flip, RandAugment or colour jitter, random erasing; normalised."""
+    transform = create_transform(
+        data.image_size,
+        is_training=True,
+        scale=data.scale,
+        ratio=data.ratio,
+        hflip=data.flip,
+        color_jitter=data.color_jitter or None,
+        auto_augment=data.auto_augment or None,
+        interpolation=data.interpolation,
+        re_prob=data.erasing,
+        re_mode="pixel",
+        mean=data.mean,
+        std=data.std,
+    )
+    for step in transform.transforms:
+        for op in getattr(step, "ops", []):
+            if op.aug_fn is auto_augment.posterize:
+                op.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
+    """timm asks for 0 bits at times, which Pillow refuses since version 13; before, the image turned black."""
+    return Image.new(image.mode, image.size) if bits < 1 else auto_augment.posterize(image, bits)
+
+
+def eval_transform(data: Data) -> Transform:
+    """Resize and centre crop; normalised."""
+    return create_transform(
+        data.image_size,
+        interpolation="bicubic" if data.interpolation == "random" else data.interpolation,
+        crop_pct=data.test_crop,
+        mean=data.mean,
+        std=data.std,
+    )

@@ -1,0 +1,165 @@
+"""Samples as a model sees them, each view drawn from (seed, epoch, position), in batches that can start anywhere."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from labelflow.chance import Purpose, drawn_from, generator
+
+
+class Source(Protocol):
+    """A map-style data set."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+    def __len__(self) -> int: ...
+    def load(self, index: int) -> tuple[Image.Image, int]: ...
+    def name(self, index: int) -> str: ...
+
+
+class Draw(NamedTuple):
+    """One sample at one position of an epoch."""
+
+    sample: int
+    epoch: int
+    position: int
+    weight: float = 1.0  # 0 fills up the last batch of an evaluation
+
+
+class View(NamedTuple):
+    image: Tensor  # (3, H, W)
+    label: int
+    weight: float
+    problem: str  # why the sample could not be read, if it could not
+
+
+class Batch(NamedTuple):
+    images: Tensor  # (B, 3, H, W)
+    labels: Tensor  # (B,) long
+    weights: Tensor  # (B,): 0 where a sample does not count
+    problems: list[str]  # samples that could not be read
+
+    def to(self, device: torch.device) -> "Batch":
+        images, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
+        return Batch(images, labels, weights, self.problems)
+
+
+def collate(views: list[View]) -> Batch:
+    return Batch(
+        torch.stack([view.image for view in views]),
+        torch.tensor([view.label for view in views]),
+        torch.tensor([view.weight for view in views]),
+        [view.problem for view in views if view.problem],
+    )
+
+
+class Views(Dataset[View]):
+    """A source's samples, transformed. What cannot be read is told in `problem`; in training the next sample takes its
+    place, in an evaluation it does not count."""
+
+    TRIES = 20
+
+    def __init__(self, source: Source, transform: Callable[[Image.Image], Tensor], seed: int, training: bool) -> None:
+        self.source, self.transform, self.seed, self.training = source, transform, seed, training
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> View:
+        problem = ""
+        for attempt in range(self.TRIES):
+            index = (draw.sample + attempt) % len(self.source)
+            try:
+                image, label = self.source.load(index)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises
+                problem = problem or f"{self.source.name(index)}: {error}"
+                if self.training:
+                    continue
+                image, label = Image.new("RGB", (32, 32)), 0
+            with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
+                seen = self.transform(image)
+            counts = self.training or not problem
+            return View(seen, label, draw.weight if counts else 0.0, problem)
+        raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
+
+
+class TrainBatches:
+    """Which samples make up each batch of a whole training run, for one process.
+
+    An update is `batch` samples, cut into groups of `group`. A group is mixed within itself and passes through the
+    model at once; process r of R takes the groups r, r+R, r+2R, …. So the samples, the pairs and the boxes of an
+    update do not depend on how many processes share it.
+
+    Repeated augmentation (Hoffer et al., 2020): a sample comes `repeats` times in a row, dealt to different groups,
+    and an epoch has as many samples as without.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        batch: int,
+        group: int,
+        updates: int,
+        seed: int,
+        repeats: int = 1,
+        rank: int = 0,
+        processes: int = 1,
+        start: int = 0,
+    ) -> None:
+        check_groups(batch, group, processes)
+        if samples < batch:
+            raise ValueError(f"a batch of {batch} is more than the {samples} training samples; choose a smaller batch")
+        self.samples, self.batch, self.groups, self.repeats, self.seed = samples, batch, batch // group, repeats, seed
+        self.updates, self.start, self.rank, self.processes = updates, start, rank, processes
+
+    def __len__(self) -> int:
+        return (self.updates - self.start) * self.groups // self.processes
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        per_epoch = self.samples // self.batch
+        epoch, order = -1, torch.empty(0)
+        for update in range(self.start, self.updates):
+            if update // per_epoch != epoch:
+                epoch = update // per_epoch
+                order = torch.randperm(self.samples, generator=generator(self.seed, Purpose.ORDER, epoch))
+            first = update % per_epoch * self.batch
+            for group in range(self.rank, self.groups, self.processes):
+                positions = range(first + group, first + self.batch, self.groups)
+                yield [Draw(int(order[position // self.repeats]), epoch, position) for position in positions]
+
+
+class EvalBatches:
+    """Every sample once, dealt to the processes; each has as many batches, filled up with samples of weight 0."""
+
+    def __init__(self, samples: int, *, batch: int, rank: int = 0, processes: int = 1) -> None:
+        self.samples, self.batch, self.rank, self.processes = samples, batch, rank, processes
+
+    def __len__(self) -> int:
+        return math.ceil(self.samples / (self.batch * self.processes))
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for number in range(len(self)):
+            first = (number * self.processes + self.rank) * self.batch
+            last = first + self.batch
+            if self.processes == 1:
+                last = min(last, self.samples)
+            yield [
+                Draw(position % self.samples, 0, position, float(position < self.samples))
+                for position in range(first, last)
+            ]
+
+
+def check_groups(batch: int, group: int, processes: int) -> None:
+    if batch < 1 or group < 1 or batch % group:
+        raise ValueError(f"a batch of {batch} cannot be cut into groups of {group}; choose a group that divides it")
+    if batch // group % processes:
+        raise ValueError(
+            f"a batch of {batch} has {batch // group} groups of {group}, which {processes} processes cannot share; "
+            f"choose a batch that is a multiple of {group * processes}, or a smaller group"
+        )

@@ -1,0 +1,129 @@
+"""Checkpoints: what a run needs to go on, bit for bit. Nothing in them is executed when they are loaded.
+
+checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json
+best.safetensors, last.safetensors   weights alone, of the best and of the newest checkpoint
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from labelflow.engine.ema import Ema
+from labelflow.engine.run import Run, whole_file, whole_folder
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+PREFIX = "model."  # of the model's weights in the student that is trained
+
+
+@dataclass
+class State:
+    """Where a run is. All chance follows from `update`, so that there is no random state to keep."""
+
+    update: int = 0  # updates that were done
+    best: float | None = None  # the headline metric of the best checkpoint, and its update
+    best_update: int = -1
+    scaler: dict[str, Any] | None = None  # of float16's gradient scaler
+
+
+class Checkpoints:
+    def __init__(
+        self,
+        run: Run,
+        student: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ema: Ema | None,
+        accelerator: Accelerator,
+        keep: int,
+    ) -> None:
+        self.run, self.student, self.optimizer, self.ema = run, student, optimizer, ema
+        self.accelerator, self.keep = accelerator, keep
+
+    def save(self, state: State) -> None:
+        """All processes take part; the main one writes."""
+        folder = self.run / "checkpoints" / f"{state.update:08d}"
+        weights, optimizer = get_state_dict(self.student, self.optimizer, options=WHOLE)
+        average = self.ema.state() if self.ema else None
+        if self.accelerator.scaler is not None:
+            state.scaler = self.accelerator.scaler.state_dict()
+        if self.accelerator.is_main_process:
+            if not folder.exists():  # one that exists is whole, and the same
+                with whole_folder(folder) as draft:
+                    save_file(_bare(weights), draft / "model.safetensors")
+                    if average is not None:
+                        save_file(_packed(average), draft / "ema.safetensors")
+                    torch.save(optimizer, draft / "optimizer.pt")
+                    (draft / "state.json").write_text(json.dumps(asdict(state)))
+            self._publish(folder, state)
+            for old in _folders(self.run)[: -self.keep]:
+                shutil.rmtree(old, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    def load(self) -> State:
+        """Go on from the newest checkpoint, or start anew where there is none."""
+        folders = _folders(self.run)
+        if not folders:
+            return State()
+        state = State(**json.loads((folders[-1] / "state.json").read_text()))
+        weights = load_file(folders[-1] / "model.safetensors")
+        optimizer = torch.load(folders[-1] / "optimizer.pt", weights_only=True)
+        set_state_dict(
+            self.student,
+            self.optimizer,
+            model_state_dict={PREFIX + name: value for name, value in weights.items()},
+            optim_state_dict=optimizer,
+            options=WHOLE,
+        )
+        if self.ema:
+            self.ema.load(load_file(folders[-1] / "ema.safetensors"))
+        if self.accelerator.scaler is not None and state.scaler:
+            self.accelerator.scaler.load_state_dict(state.scaler)
+        if self.accelerator.is_main_process:
+            self._publish(folders[-1], state)  # a kill may have come between
+            self.run.rewind(state.update)
+        self.accelerator.wait_for_everyone()
+        return state
+
+    def _publish(self, folder: Path, state: State) -> None:
+        """best.safetensors and last.safetensors: the average's weights where there is one."""
+        weights = folder / ("ema.safetensors" if self.ema else "model.safetensors")
+        names = ["last.safetensors"] + ["best.safetensors"] * (state.best_update == state.update)
+        for name in names:
+            with whole_file(self.run / name) as draft:
+                _link(weights, draft)
+
+
+def _folders(run: Run) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    parent = run / "checkpoints"
+    return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
+
+
+def has_checkpoint(run: Run) -> bool:
+    return bool(_folders(run))
+
+
+def _bare(weights: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Under the model's own names."""
+    return _packed({name.removeprefix(PREFIX): value for name, value in weights.items()})
+
+
+def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors wants them: no memory shared, nothing strided."""
+    return {name: value.detach().contiguous().clone() for name, value in weights.items()}
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)

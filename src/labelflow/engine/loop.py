@@ -1,0 +1,202 @@
+"""The training loop."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from labelflow.chance import Purpose, generator, seed_of
+from labelflow.engine.checkpoint import Checkpoints
+from labelflow.engine.ema import Ema
+from labelflow.engine.evaluate import evaluate
+from labelflow.engine.optim import make_optimizer, make_schedule
+from labelflow.engine.progress import Progress
+from labelflow.engine.run import Run
+from labelflow.engine.settings import Training
+from labelflow.engine.task import Task
+from labelflow.loss import Term, total
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and was saved."""
+
+
+def train(task: Task, training: Training, run: Run, accelerator: Accelerator, progress: Progress) -> dict[str, float]:
+    """Train from the newest checkpoint of the run to the end; returns the metrics of the last evaluation."""
+    per_epoch = task.samples // training.batch
+    epochs = training.epochs + training.cooldown_epochs
+    updates = epochs * per_epoch
+    accumulated = training.batch // training.group // accelerator.num_processes
+
+    if training.compile:
+        task.student.compile()
+    model = task.student.model
+    student, optimizer = accelerator.prepare(task.student, make_optimizer(model, training))
+    schedule = make_schedule(optimizer.optimizer, training, per_epoch)
+    ema = Ema(model, training.ema) if training.ema else None
+    checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep)
+    state = checkpoints.load()
+    ledger = Ledger(run, accelerator, training, per_epoch, progress)
+    metrics = _last_evaluation(run)
+
+    student.train()
+    batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
+    progress.start(state.update, updates, epochs)
+    with _stop_signals() as asked_to_stop:
+        for update in range(state.update, updates):
+            lr = schedule(update)
+            for step in range(accumulated):
+                batch = next(batches).to(accelerator.device)
+                task.unreadable(batch.problems)
+                group = step * accelerator.num_processes + accelerator.process_index
+                torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, group))
+                with accelerator.accumulate(student):
+                    terms = task.terms(student, batch, generator(training.seed, Purpose.MIX, update, group))
+                    accelerator.backward(total(terms))
+                    if training.clip and accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(student.parameters(), training.clip)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                ledger.add(update, terms)
+            if ema:
+                ema.update()
+            state.update = update + 1
+
+            progress.advance()
+
+            epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0
+            last, due = state.update == updates, state.update % training.log_updates == 0
+            if due or epoch_ends:
+                ledger.write(state.update, lr)
+            evaluated = last or (epoch_ends and epoch % training.eval_epochs == 0)
+            if evaluated:
+                metrics = _evaluate(task, student, ema, accelerator, progress)
+                ledger.evaluated(state.update, metrics)
+                headline = metrics["ema_" * bool(ema) + task.headline]
+                if state.best is None or headline > state.best:
+                    state.best, state.best_update = headline, state.update
+            stop = (due or accelerator.num_processes == 1) and asked_to_stop(accelerator)
+            if epoch_ends or last or stop or state.update % training.save_updates == 0:
+                ledger.write(state.update, lr)  # nothing that is not finite is ever saved
+                checkpoints.save(state)
+                ledger.start_clock()
+            if stop and not last:
+                raise Interrupted(f"stopped after update {state.update} of {updates}, and saved")
+    return metrics
+
+
+def _evaluate(
+    task: Task, student: torch.nn.Module, ema: Ema | None, accelerator: Accelerator, progress: Progress
+) -> dict[str, float]:
+    """Of the model, and of its average under names that begin with ema_."""
+    metrics = evaluate(task, student, accelerator, progress.evaluating)
+    if ema:
+        with ema.weights():
+            average = evaluate(task, student, accelerator, progress.evaluating)
+        metrics |= {f"ema_{name}": value for name, value in average.items()}
+    return metrics
+
+
+def _last_evaluation(run: Run) -> dict[str, float]:
+    lines = [line for line in run.metrics() if line["kind"] == "eval"]
+    return (
+        {name: value for name, value in lines[-1].items() if name not in ("kind", "update", "epoch")} if lines else {}
+    )
+
+
+class Ledger:
+    """Losses of the updates since the last line of metrics. They stay on the device until a line is due, so that the
+    host need not wait for it at every update."""
+
+    def __init__(
+        self, run: Run, accelerator: Accelerator, training: Training, per_epoch: int, progress: Progress
+    ) -> None:
+        self.run, self.accelerator, self.training, self.per_epoch = run, accelerator, training, per_epoch
+        self.progress = progress
+        self.names: list[str] = []
+        self.values: list[tuple[int, Tensor]] = []  # update, (terms + 1,): the terms, then the loss
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        self.since = time.perf_counter()
+
+    def add(self, update: int, terms: list[Term]) -> None:
+        self.names = [term.name for term in terms]
+        values = torch.stack([*(term.value.detach() for term in terms), total(terms).detach()])
+        self.values.append((update, values.float()))
+
+    def write(self, update: int, lr: float) -> None:
+        """A line of metrics, once it is clear that all of them are finite."""
+        if not self.values:
+            return
+        values = torch.stack([value for _, value in self.values])
+        values = self.accelerator.reduce(values, "mean").cpu()  # a mean of what is not finite is not finite
+        for (at, _), row in zip(self.values, values.tolist(), strict=True):
+            if not math.isfinite(sum(row)):
+                raise ValueError(
+                    f"the loss is not finite at update {at} (epoch {at // self.per_epoch}, learning rate {lr:.3g}): "
+                    f"{', '.join(f'{name} {value:g}' for name, value in zip(self.names, row, strict=False))}. The "
+                    f"last good checkpoint is kept in {self.run.folder}; try a smaller --lr, or --clip 1"
+                )
+        passed = time.perf_counter() - self.since
+        updates = len({at for at, _ in self.values})
+        means = values.mean(0).tolist()
+        record = {
+            "kind": "train",
+            "update": update,
+            "epoch": update / self.per_epoch,
+            "loss": means[len(self.names)],
+            **{f"loss_{name}": value for name, value in zip(self.names, means, strict=False)},
+            "lr": lr,
+            "images_per_second": updates * self.training.batch / passed,
+        }
+        self.values = []
+        self.progress.trained(record)
+        self._log(record, update)
+        self.start_clock()
+
+    def evaluated(self, update: int, metrics: dict[str, float]) -> None:
+        record = {"kind": "eval", "update": update, "epoch": update / self.per_epoch, **metrics}
+        self.progress.evaluated(record)
+        self._log(record, update)
+        self.start_clock()
+
+    def _log(self, record: dict[str, Any], update: int) -> None:
+        if self.accelerator.is_main_process:
+            self.run.log(record)
+        if self.training.tracker:
+            kind = record["kind"]
+            numbers = {f"{kind}/{name}": value for name, value in record.items() if name not in ("kind", "update")}
+            self.accelerator.log(numbers, step=update)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[Accelerator], bool]]:
+    """Ctrl-C and SIGTERM ask to stop, and are answered after an update, by all processes at once. Asked twice, Python
+    stops as usual."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM)}
+
+    def anyone_asked(accelerator: Accelerator) -> bool:
+        if accelerator.num_processes == 1:
+            return bool(asked)
+        count = accelerator.reduce(torch.tensor(float(len(asked)), device=accelerator.device), "sum")
+        return bool(count.item())
+
+    try:
+        yield anyone_asked
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,95 @@
+"""How a model is trained, whatever the task."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from timm.optim import list_optimizers
+
+from labelflow.spec import known
+
+
+@dataclass(frozen=True)
+class Training:
+    """Optimiser, schedule, precision, and how a run is kept."""
+
+    epochs: int = 300
+    """Passes through the training samples."""
+    cooldown_epochs: int = 0
+    """Further epochs at the smallest learning rate."""
+    batch: int = 1024
+    """Samples of an update, over all processes."""
+    group: int = 128
+    """Samples that are mixed with one another and pass through the model at once. What processes do not share of a
+    batch's groups is accumulated, so this is what fills a device's memory."""
+    seed: int = 0
+    """All chance is a function of it."""
+
+    optimizer: str = "adamw"
+    """timm's name of the optimiser."""
+    lr: float = 5e-4
+    """Learning rate, for lr_batch samples."""
+    lr_batch: int = 512
+    """The batch that lr is meant for: the learning rate grows with batch / lr_batch. 0: lr as it is."""
+    min_lr: float = 1e-5
+    """Where the cosine ends; not scaled."""
+    warmup_epochs: int = 5
+    """Epochs in which the learning rate climbs, within the schedule."""
+    warmup_lr: float = 1e-6
+    """Where it climbs from; not scaled."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate goes on after its warm-up."""
+    schedule_step: Literal["update", "epoch"] = "update"
+    """How often the learning rate changes."""
+    schedule_lag: int = 0
+    """Epochs that the schedule runs behind (DeiT's own loop: 1)."""
+    weight_decay: float = 0.05
+    """Biases, norms and what the model names are exempt."""
+    momentum: float = 0.9
+    """For optimisers that have it."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0: any."""
+    ema: float = 0.0
+    """Decay of the exponential moving average of the weights; 0: none. With one, it is what is kept as best."""
+
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision; no: float32."""
+    compile: bool = False
+    """torch.compile the model."""
+    checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, more time."""
+    deterministic: bool = False
+    """Only algorithms that repeat to the bit, on a GPU too (a CPU's do)."""
+
+    eval_epochs: int = 1
+    """Epochs between two evaluations."""
+    eval_batch: int = 0
+    """Samples that are evaluated at once, in a process; 0: as many as a group."""
+    save_updates: int = 1000
+    """Updates between two checkpoints, beside those at the end of an epoch."""
+    keep: int = 1
+    """How many of the newest checkpoints are kept; the best one is kept anyway."""
+    log_updates: int = 10
+    """Updates between two lines of metrics.jsonl."""
+    tracker: str = ""
+    """Where Accelerate sends the metrics, too: tensorboard, wandb, …; '' for nowhere."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "group", "eval_epochs", "save_updates", "keep", "log_updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip"):
+            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be a number from 0 on, not {getattr(self, name)}")
+        known(self.optimizer, dict.fromkeys(list_optimizers()), "optimizer")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must lie in [0, 1), 0 for none, not {self.ema}")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+            raise ValueError(
+                f"warmup_epochs ({self.warmup_epochs}) must be less than epochs ({self.epochs}); "
+                f"choose --warmup-epochs {self.epochs // 4}"
+            )
+
+    @property
+    def scaled_lr(self) -> float:
+        return self.lr * self.batch / self.lr_batch if self.lr_batch else self.lr

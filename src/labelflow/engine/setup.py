@@ -1,0 +1,39 @@
+"""The accelerator: device, processes, precision."""
+
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, GradientAccumulationPlugin, ProjectConfiguration
+
+from labelflow.engine.settings import Training
+
+
+def make_accelerator(training: Training, folder: Path | None = None) -> Accelerator:
+    """As `accelerate launch` or `torchrun` set it up, or one process. Accumulates what processes do not share."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        accelerator = Accelerator(
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=training.precision,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                num_steps=max(1, training.batch // training.group // processes), sync_with_dataloader=False
+            ),
+            log_with=training.tracker or None,
+            project_config=ProjectConfiguration(str(folder)) if folder else None,
+            step_scheduler_with_optimizer=False,
+        )
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise ValueError(f"Accelerate: {error}") from None
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.distributed_type != DistributedType.FSDP:
+        raise ValueError(
+            f"FSDP was asked for but is not active: Accelerate runs {accelerator.distributed_type.value} on "
+            f"{accelerator.device.type}. FSDP needs GPUs; leave --use_fsdp out here"
+        )
+    if accelerator.num_processes != processes:
+        raise ValueError(f"{processes} processes were launched, but Accelerate sees {accelerator.num_processes}")
+    return accelerator

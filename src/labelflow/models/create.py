@@ -1,0 +1,78 @@
+"""Models by name, with weights to start from."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from timm.models import load_state_dict
+from torch import Tensor, nn
+
+from labelflow.spec import parse
+
+
+def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
+    """A timm model. start: '' for random weights, 'pretrained' for timm's own, or a checkpoint file.
+
+    Weights are fitted by timm's own rules: position embeddings and windows are interpolated to another image size, and
+    a classifier for another number of classes starts anew.
+    """
+    name, given = parse(model)
+    if not timm.is_model(name):
+        close = timm.list_models(f"*{name.split('_')[0]}*")[:5]
+        hint = f"; there are {', '.join(close)} …" if close else ""
+        raise ValueError(f"timm has no model {name!r}{hint}")
+    arguments |= given
+    if start == "pretrained":
+        return timm.create_model(name, pretrained=True, **arguments)
+    if not start:
+        return _create(model, name, **arguments)
+    weights = read_weights(start)
+    classes = _classifier_rows(_create(model, name, **arguments), weights)
+    overlay = {"state_dict": weights, "num_classes": classes, "custom_load": False}
+    try:
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(f"{start} holds the weights of another model than {model}: {_first_line(error)}") from None
+
+
+def _create(model: str, name: str, **arguments: Any) -> nn.Module:
+    try:
+        return timm.create_model(name, **arguments)
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"model {model!r}: {error}") from None
+
+
+def read_weights(path: Path | str) -> dict[str, Tensor]:
+    """From a safetensors or torch file, without executing anything in it."""
+    try:
+        return load_state_dict(str(path))
+    except FileNotFoundError:
+        raise ValueError(f"there is no checkpoint {path}") from None
+    except (RuntimeError, SafetensorError, OSError, EOFError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a checkpoint that can be read: {_first_line(error)}") from None
+
+
+def load_exactly(model: nn.Module, path: Path | str) -> nn.Module:
+    """Weights of this very model."""
+    try:
+        model.load_state_dict(read_weights(path))
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds the weights of another model: {_first_line(error)}") from None
+    return model
+
+
+def _classifier_rows(model: nn.Module, weights: dict[str, Tensor]) -> int:
+    """How many classes the weights tell apart."""
+    cfg: Any = model.pretrained_cfg
+    names = cfg.get("classifier") or ()
+    for name in (names,) if isinstance(names, str) else names:
+        if isinstance(weights.get(f"{name}.weight"), torch.Tensor):
+            return len(weights[f"{name}.weight"])
+    return -1  # none, so it starts anew
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] or type(error).__name__

@@ -1,0 +1,31 @@
+"""What a named recipe carries beside its settings."""
+
+from dataclasses import dataclass
+
+from labelflow.tasks import Recipe
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe, where it comes from, and the number that it aims at."""
+
+    name: str
+    recipe: Recipe
+    about: str  # what it is, in a few words
+    parent: str = ""  # the recipe that it derives from
+    source: str = ""  # where its settings come from
+    paper: str = ""  # the row that it reproduces
+    top1: float | None = None  # what the paper reports, in percent
+    gpus: int = 8  # what the command is written for
+
+    @property
+    def command(self) -> str:
+        where = " --data /path/to/imagenet" if self.recipe.data.data == IMAGENET else ""
+        where = " --data FOLDER" if self.recipe.data.data == FOLDER else where
+        if self.gpus == 1:
+            return f"labelflow train {self.name}{where}"
+        return f"torchrun --nproc-per-node {self.gpus} -m labelflow train {self.name}{where} --precision bf16"
+
+
+IMAGENET = "data/imagenet"  # a folder with train/ and val/
+FOLDER = "data/images"  # one's own

@@ -1,0 +1,55 @@
+"""Recipes for one machine: the sample world, and one's own images."""
+
+from labelflow.data import Data
+from labelflow.engine import Training
+from labelflow.recipes.base import FOLDER, Entry
+from labelflow.tasks import Recipe
+
+
+def small_vit() -> Recipe:
+    """A ViT of width 128 and depth 6 at 64 pixels, from scratch, on a folder of images: minutes an epoch on a CPU."""
+    return Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=128, depth=6, num_heads=4)",
+        data=Data(data=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.2, erasing=0.0),
+        training=Training(epochs=10, batch=128, group=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
+    )
+
+
+def quickstart() -> Recipe:
+    """The first run: a few minutes on two cores, on scenes that are drawn on the way."""
+    return small_vit().change(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=96, depth=4, num_heads=3)",
+        data="world(train=4096, val=1000)",
+        scale=(0.6, 1.0),
+        color_jitter=0.0,
+        test_crop=1.0,
+        epochs=8,
+    )
+
+
+def finetune() -> Recipe:
+    """A pretrained DeiT-S on a folder of images: the place to start with a few thousand images and one GPU."""
+    return Recipe(
+        model="deit_small_patch16_224",
+        start="pretrained",
+        data=Data(data=FOLDER),
+        training=Training(epochs=30, batch=128, group=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
+    )
+
+
+ENTRIES = [
+    Entry("quickstart", quickstart(), "the first run, on the sample world", "small_vit_tl_align", gpus=1),
+    Entry("quickstart_cutmix", quickstart().change(target="plain"), "the same with plain CutMix", "quickstart", gpus=1),
+    Entry("small_vit_tl_align", small_vit(), "a small ViT at 64 pixels, from scratch", gpus=1),
+    Entry(
+        "small_vit_cutmix",
+        small_vit().change(target="plain"),
+        "the same with plain CutMix",
+        "small_vit_tl_align",
+        gpus=1,
+    ),
+    Entry("finetune_tl_align", finetune(), "a pretrained DeiT-S on your images", gpus=1),
+    Entry(
+        "finetune_cutmix", finetune().change(target="plain"), "the same with plain CutMix", "finetune_tl_align", gpus=1
+    ),
+]

@@ -1,0 +1,29 @@
+"""TL-Align: labels that followed the tokens to the classifier."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labelflow.align import Output, Student
+from labelflow.loss import Term
+from labelflow.mix import Mix
+
+
+class TLAlign:
+    """Cross-entropy with the aligned label, through which no gradient flows (Eq. 12).
+
+    layers, residual: the ablations of Table 8, see `Aligned`.
+    """
+
+    def __init__(self, layers: Sequence[int] | None = None, residual: bool = True) -> None:
+        self.layers = layers
+        self.residual = residual
+
+    def student(self, model: nn.Module) -> Student:
+        return Student(model, {"flow"}, self.layers, self.residual)
+
+    def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
+        assert output.flow is not None
+        share = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
+        return [Term("class", F.cross_entropy(output.logits, mix.blend(labels, share)))]

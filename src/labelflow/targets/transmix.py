@@ -1,0 +1,24 @@
+"""TransMix (Chen et al., CVPR 2022): λ from where the last block's class token looks."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labelflow.align import Output, Student
+from labelflow.loss import Term
+from labelflow.mix import Mix
+
+
+class TransMix:
+    """Cross-entropy with the mean of two shares: the area, and what the last attention shows the class token.
+
+    It is one step of label flow: the last layer only, no residual, and a class token that has no label of its own.
+    Where a model pools its tokens instead, the mean over them is taken.
+    """
+
+    def student(self, model: nn.Module) -> Student:
+        return Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False)
+
+    def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
+        assert output.flow is not None
+        seen = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
+        return [Term("class", F.cross_entropy(output.logits, mix.blend(labels, (mix.lam + seen) / 2)))]

@@ -1,0 +1,179 @@
+"""Image classification: the recipe, and what the engine needs to run it.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from labelflow.chance import Purpose, seed_of
+from labelflow.data import Batch, Data, Unreadable, eval_batches, open_source, train_batches
+from labelflow.engine import Training
+from labelflow.loss import Term, soft_labels
+from labelflow.mixers import MIXERS, Choose, Mixer
+from labelflow.models.create import create
+from labelflow.spec import build, mixture, parse
+from labelflow.targets import TARGETS, Target
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a run computes."""
+
+    model: str = "deit_small_patch16_224"
+    """A timm model, with arguments where wanted: 'vit_tiny_patch16_224(patch_size=8, depth=6)'."""
+    start: str = ""
+    """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
+    drop_path: float = 0.1
+    """Stochastic depth, growing linearly to this rate."""
+    mixer: str = "cutmix(alpha=1.0)"
+    """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
+    target: str = "tl_align"
+    """What the model is trained on: plain, tl_align, transmix."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    data: Data = field(default_factory=Data)
+    training: Training = field(default_factory=Training)
+
+    def change(self, **settings: Any) -> "Recipe":
+        """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
+        parts = {}
+        for name in ("data", "training"):
+            part = getattr(self, name)
+            own = {one.name for one in fields(part)} & settings.keys()
+            parts[name] = replace(part, **{key: settings.pop(key) for key in own})
+        return replace(self, **settings, **parts)
+
+
+def make_mixer(text: str) -> Mixer:
+    parts = [(weight, build(name, MIXERS, "mixer")) for weight, name in mixture(text)]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    return Choose([mixer for _, mixer in parts], [weight for weight, _ in parts])
+
+
+class Evaluation:
+    """What an evaluation needs: samples, and what to count."""
+
+    def __init__(self, data: Data, batch: int, tell: Callable[[str], None] = print) -> None:
+        self.data, self.eval_batch = data, batch
+        self.eval_source = open_source(data, "val")
+        self.unreadable = Unreadable(data.skip_unreadable, tell)
+        self._loader: Iterable[Batch] | None = None
+
+    def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
+        if self._loader is None:  # its workers live on
+            self._loader = eval_batches(
+                self.eval_source, self.data, batch=self.eval_batch, rank=rank, processes=processes
+            )
+        return self._loader
+
+    def measure(self, student: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return measure(student(batch.images).logits.float(), batch)
+
+    def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Accuracies in percent, and the mean loss."""
+        samples = float(sums["samples"])
+        if not samples:
+            raise ValueError("there is no sample to evaluate on")
+        percent = {name: 100 * float(sums[name]) / samples for name in ("top1", "top5")}
+        return {**percent, "loss": float(sums["loss"]) / samples}
+
+
+class Classification(Evaluation):
+    """A classifier of a recipe on its data."""
+
+    headline = "top1"
+
+    def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
+        super().__init__(recipe.data, recipe.training.eval_batch or recipe.training.group, tell)
+        self.recipe = recipe
+        self.mixer = make_mixer(recipe.mixer)
+        self.target: Target = build(recipe.target, TARGETS, "target")
+        self.train_source = open_source(recipe.data, "train")
+        self.classes = list(self.train_source.classes)
+        check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
+        self.samples = len(self.train_source)
+        if self.samples < recipe.training.batch:
+            raise ValueError(
+                f"a batch of {recipe.training.batch} is more than the {self.samples} training samples; choose a "
+                "smaller --batch (and --group)"
+            )
+        self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
+        torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
+        model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
+        if recipe.training.checkpointing:
+            model.set_grad_checkpointing()  # type: ignore[operator]
+        self.student = self.target.student(model)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What `timm.create_model(name, checkpoint_path=…, **arguments)` needs, and the names of the classes."""
+        return {"model": self.model_name, "arguments": self.model_arguments, "classes": self.classes}
+
+    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+        training = self.recipe.training
+        return train_batches(
+            self.train_source,
+            self.recipe.data,
+            batch=training.batch,
+            group=training.group,
+            updates=updates,
+            seed=training.seed,
+            rank=rank,
+            processes=processes,
+            start=start,
+        )
+
+    def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
+        labels = soft_labels(batch.labels, len(self.classes), self.recipe.smoothing)
+        mix = self.mixer(batch.images, generator)
+        return self.target(student(mix.apply(batch.images), mix), labels, mix)
+
+
+def measure(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Sums over a batch that add up over batches: logits (B, C)."""
+    ranks = (logits > logits.gather(1, batch.labels[:, None])).sum(1)  # how many classes are ahead of the right one
+    losses = F.cross_entropy(logits, batch.labels, reduction="none")
+    return {
+        "top1": ((ranks < 1) * batch.weights).sum(),
+        "top5": ((ranks < 5) * batch.weights).sum(),
+        "loss": (losses * batch.weights).sum(),
+        "samples": batch.weights.sum(),
+    }
+
+
+def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments with which timm makes the recipe's model."""
+    name, given = parse(recipe.model)
+    arguments: dict[str, Any] = {"num_classes": num_classes, "drop_path_rate": recipe.drop_path}
+    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if cfg is not None and cfg.fixed_input_size:
+        arguments["img_size"] = recipe.data.image_size
+    return name, arguments | given
+
+
+def weights_file(start: str) -> str:
+    """Of a run's folder, its best weights."""
+    if start and Path(start).is_dir():
+        for name in ("best.safetensors", "last.safetensors"):
+            if (Path(start) / name).exists():
+                return str(Path(start) / name)
+        raise ValueError(f"{start} is not a run with weights: it has no best.safetensors")
+    return start
+
+
+def check_classes(expected: list[str], found: list[str], what: str) -> None:
+    if expected != found:
+        differing = [f"{a!r} and {b!r}" for a, b in zip(expected, found, strict=False) if a != b][:3]
+        raise ValueError(
+            f"{what} has other classes: {len(found)} instead of {len(expected)}"
+            + (f", {', '.join(differing)} stand in the same place" if differing else "")
+        )

@@ -1,0 +1,88 @@
+"""The page of a run: one file, with the run's own numbers, whatever state the run is in."""
+
+import re
+from math import inf, nan
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch.testing import assert_close
+
+import labelflow as lf
+from labelflow.analysis import line_chart, mixed_samples, write_report
+from labelflow.data import Data, World
+from labelflow.engine import Run, Training
+from labelflow.tasks import Recipe, load_run, train_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run on a folder of images, with its page."""
+    root, world = tmp_path_factory.mktemp("report"), World("train", 24, 32)
+    for index in range(len(world)):
+        path = root / "images" / ("<b>&one", "two")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        world.load(index)[0].save(path)
+    model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
+    data = Data(data=str(root / "images"), val_fraction=0.5, image_size=32, auto_augment="", workers=0)
+    training = Training(epochs=2, batch=6, group=6, warmup_epochs=0, ema=0.5, lr=0.01, lr_batch=0)
+    train_run(Recipe(model=model, data=data, training=training), root / "run", resume=False, name="<i>&name")
+    return write_report(root / "run").parent
+
+
+def test_one_page_says_it_all(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert not re.search(r"https?:|@import|<link|<script|url\(", page)
+    assert set(re.findall(r'(?:src|href)="([^,]*)', page)) == {"data:image/png;base64"}
+    assert "own: &lt;b&gt;&amp;one" in page
+    assert "<h1>&lt;i&gt;&amp;name</h1>" in page
+    assert not re.search("<b>&|<i>&", page)
+    top1 = [line["ema_top1"] for line in Run(folder).metrics() if line["kind"] == "eval"]
+    tiles = dict(re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b>", page))
+    assert (tiles["Best top-1"], tiles["Last top-1"]) == (f"{max(top1):.2f} %", f"{top1[-1]:.2f} %")
+    assert page.count('class="sample"') == 4
+
+
+def test_samples_show_what_reached_the_classifier(folder: Path) -> None:
+    page, loaded = (folder / "report.html").read_text(), load_run(folder)
+    aligned = lf.Aligned(loaded.model)
+    for sample in mixed_samples(loaded, loaded.recipe.mixer):
+        assert sample.classes[0] != sample.classes[1]
+        share = sample.mix.share[0, 0]
+        mixed = sample.images[0] * share + sample.images[1] * (1 - share)
+        logits, arrived = aligned(mixed[None], share[None, None])
+        assert_close(sample.mixed, mixed)
+        assert_close(sample.before, share.reshape(4, 8, 4, 8).mean((1, 3)))
+        assert_close(sample.after, aligned.trace(mixed[None], share[None, None])[-1].map[0])
+        assert_close(torch.tensor([sample.area, sample.arrived]), torch.stack([share.mean(), arrived[0]]))
+        assert re.search(rf"<td>{100 * share.mean():.2f} %.*<td>{100 * arrived.item():.2f} %", page)
+        assert sample.answers[0][0] == loaded.classes[int(logits.argmax())]
+
+
+def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_path: Path) -> None:
+    run = Run(copytree(folder, tmp_path / "run", ignore=ignore_patterns("*.safetensors", "metrics.jsonl")))
+    page = write_report(run.folder).read_text()
+    assert "not evaluated yet" in page
+    assert "no weights yet" in page
+    run.write("recipe.json", run.read("recipe.json") | {"mixer": "none"})
+    (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
+    assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()
+    run.write("model.json", run.read("model.json") | {"model": "test_resnet", "arguments": {"num_classes": 2}})
+    save_file(timm.create_model("test_resnet", num_classes=2).state_dict(), run / "best.safetensors")
+    assert "no adapter for timm.models.resnet.ResNet" in write_report(run.folder).read_text()
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [0.0], [5.0, 5.0], [nan, 1.0, inf, 7.5], [n / 3 for n in range(9999)]])
+def test_a_chart_goes_right_and_up(values: list[float]) -> None:
+    svg = line_chart("title", {"<name": list(enumerate(values))})
+    points = [[float(x) for x in point.split(",")] for point in " ".join(re.findall('points="(.*?)"', svg)).split()]
+    across, down = [x for x, _ in points], [y for _, y in points]
+    assert across == sorted(across)
+    assert down == sorted(down, reverse=True)
+    assert all(0 <= x <= 360 and 0 <= y <= 210 for x, y in points)
+    assert min(len(values), 1) <= len(points) <= 401
+    assert (f"&lt;name {values[-1]:.4g}" if values else "nothing yet") in svg
+    assert not re.search("nan|inf|<name", svg)

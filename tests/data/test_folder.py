@@ -1,0 +1,111 @@
+"""Folders of images, as people have them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labelflow.data import Data, Folder, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data.images import read
+
+
+def picture(path: Path, shade: int = 128, mode: str = "RGB", **save: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (24, 20), (shade, 255 - shade, 40)).convert(mode).save(path, **save)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("cat", "dog"):
+        for number in range(10):
+            picture(tmp_path / "photos" / name / f"{number}.jpg", shade=20 * number)
+    return tmp_path / "photos"
+
+
+def test_one_folder_is_split_by_names_and_seed_alone(photos: Path) -> None:
+    train, val = Folder(photos, "train", 0.3), Folder(photos, "val", 0.3)
+    assert (len(train), len(val)) == (14, 6)
+    assert not {name for name, _ in train.samples} & {name for name, _ in val.samples}
+    assert [label for _, label in val.samples] == [0, 0, 0, 1, 1, 1]
+    assert train.classes == ["cat", "dog"]
+    assert Folder(photos, "val", 0.3).samples == val.samples
+    assert Folder(photos, "val", 0.3, seed=1).samples != val.samples
+    picture(photos / "cat" / "new.png")
+    assert len({name for name, _ in val.samples} - {name for name, _ in Folder(photos, "val", 0.3).samples}) <= 1
+
+
+def test_train_and_val(photos: Path) -> None:
+    for name in ("cat", "dog"):
+        picture(photos.parent / "both" / "validation" / name / "deep" / "1.PNG")
+        picture(photos.parent / "both" / "train" / name / "1.jpg")
+    both = Folder(photos.parent / "both", "val")
+    assert both.name(1).endswith("validation/dog/deep/1.PNG")
+    assert both.load(1)[1] == 1
+
+
+def test_malformed_folders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no folder"):
+        Folder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="no class folders"):
+        Folder(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match="without images: a"):
+        Folder(tmp_path)
+    picture(tmp_path / "b" / "train" / "x" / "1.png")
+    with pytest.raises(ValueError, match="no 'val'"):
+        Folder(tmp_path / "b")
+    picture(tmp_path / "b" / "val" / "y" / "1.png")
+    with pytest.raises(ValueError, match="has not: y"):
+        Folder(tmp_path / "b", "val")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1", "I;16"])
+def test_colour_modes(tmp_path: Path, mode: str) -> None:
+    if mode == "I;16":
+        path = tmp_path / "image.png"
+        Image.fromarray(np.full((20, 24), 30000, dtype=np.uint16)).save(path)
+        assert abs(np.asarray(read(path)).mean() - 30000 / 256) < 1
+    else:
+        path = picture(tmp_path / ("image.jpg" if mode == "CMYK" else "image.png"), 200, mode)
+    image = read(path)
+    assert image.mode == "RGB"
+    assert image.size == (24, 20)
+    if mode in ("P", "CMYK", "RGBA"):
+        assert np.abs(np.asarray(image).mean((0, 1)) - (200, 55, 40)).max() < 25
+
+
+def test_exif_turns_an_image(tmp_path: Path) -> None:
+    image = Image.new("RGB", (24, 12))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert read(tmp_path / "turned.jpg").size == (12, 24)
+
+
+def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: Path) -> None:
+    whole = (photos / "cat" / "3.jpg").read_bytes()
+    (photos / "cat" / "3.jpg").write_bytes(whole[: len(whole) // 2])
+    (photos / "dog" / "4.jpg").write_text("not an image")
+    data = Data(data=str(photos), image_size=32, workers=0, val_fraction=0.5)
+
+    def problems(limit: int) -> list[str]:
+        told: list[str] = []
+        unreadable = Unreadable(limit, told.append)
+        train, val = open_source(data, "train"), open_source(data, "val")
+        for batch in train_batches(train, data, batch=5, group=5, updates=2, seed=0, rank=0, processes=1, start=0):
+            unreadable(batch.problems)
+            assert len(batch.images) == 5
+        counted = 0.0
+        for batch in eval_batches(val, data, batch=4, rank=0, processes=1):
+            unreadable(batch.problems)
+            counted += float(batch.weights.sum())
+        assert counted == len(val) - sum(name in problem for problem in told for name, _ in val.samples)
+        return told
+
+    assert sorted(Path(problem.split(":")[0]).name for problem in problems(2)) == ["3.jpg", "4.jpg"]
+    with pytest.raises(ValueError, match=r"\.jpg.*--skip-unreadable"):
+        problems(1)
+    with pytest.raises(ValueError, match="none was allowed"):
+        problems(0)

@@ -1,0 +1,114 @@
+"""Data sets by name, each read by its real reader from small real files."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labelflow.data import Data, Stream, eval_batches, open_source, train_batches
+
+
+def image(shade: int) -> Image.Image:
+    return Image.new("RGB", (20, 20), (shade, shade, shade))
+
+
+def png(shade: int) -> bytes:
+    file = io.BytesIO()
+    image(shade).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for split in ("train", "test"):
+        for label, name in enumerate(("Cat", "dog")):
+            (tmp_path / "Set" / split / name).mkdir(parents=True)
+            for number in range(6):
+                image(100 * label + number).save(tmp_path / "Set" / split / name / f"{number}.png")
+    return tmp_path / "Set"
+
+
+def test_the_world() -> None:
+    source = open_source(Data(data="world(train=30, val=20, seed=3)", image_size=32, test_crop=1.0), "val")
+    assert len(source) == 20
+    assert source.load(3)[0].size == (32, 32)
+    with pytest.raises(ValueError, match="takes train, val and seed"):
+        open_source(Data(data="world(size=3)"), "train")
+
+
+def test_hugging_face(folders: Path, tmp_path: Path) -> None:
+    data = Data(data=f"hfds/{folders}", root=str(tmp_path / "cache"), val_split="test")
+    source = open_source(data, "val")
+    assert source.classes == ["Cat", "dog"]
+    loaded = [source.load(index) for index in range(len(source))]
+    assert [label for _, label in loaded] == [0] * 6 + [1] * 6
+    assert np.asarray(loaded[7][0])[0, 0, 0] == 101
+    assert "[7]" in source.name(7)
+
+
+def test_hugging_face_as_a_stream(folders: Path) -> None:
+    data = Data(data=f"hfids/{folders}", val_split="test", train_samples=12, val_samples=12, image_size=32, workers=0)
+    stream = open_source(data, "train")
+    assert isinstance(stream, Stream)
+    assert stream.classes == ["Cat", "dog"]
+    read = list(train_batches(stream, data, batch=4, group=2, updates=6, seed=0, rank=0, processes=1, start=0))
+    assert len(read) == 12
+    again = list(train_batches(stream, data, batch=4, group=2, updates=6, seed=0, rank=0, processes=1, start=3))
+    assert len(again) == 6
+    assert all((one.images == other.images).all() for one, other in zip(read[6:], again, strict=True))  # a new epoch
+    evaluated = [batch.labels for batch in eval_batches(open_source(data, "val"), data, batch=5, rank=0, processes=1)]
+    assert sum(labels.sum().item() for labels in evaluated) == 6
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves shards open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_web_dataset(tmp_path: Path) -> None:
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"train-{shard:04d}.tar", "w") as tar:
+            for number in range(8):
+                for suffix, content in (("png", png(10 * number)), ("cls", str(number % 3).encode())):
+                    info = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    data = Data(data="wds", root=str(tmp_path), train_split="train-{0000..0001}.tar", image_size=32, workers=0)
+    with pytest.raises(ValueError, match="--train-samples"):
+        open_source(data, "train")
+    with pytest.raises(ValueError, match="--classes"):
+        open_source(Data(**{**vars(data), "train_samples": 16}), "train")
+    data = Data(**{**vars(data), "train_samples": 16, "classes": 3})
+    source = open_source(data, "train")
+    assert len(source) == 16
+    read = list(train_batches(source, data, batch=4, group=2, updates=8, seed=0, rank=0, processes=1, start=0))
+    assert len(read) == 16
+    assert {int(label) for batch in read for label in batch.labels} == {0, 1, 2}
+
+
+def test_torchvision_s_cars(tmp_path: Path) -> None:
+    savemat = pytest.importorskip("scipy.io").savemat
+    root = tmp_path / "stanford_cars"
+    (root / "devkit").mkdir(parents=True)
+    savemat(root / "devkit" / "cars_meta.mat", {"class_names": np.array(["Audi", "BMW"], dtype=object)})
+    fields = [("fname", object), ("class", object)]
+    for name, folder in (
+        ("devkit/cars_train_annos.mat", "cars_train"),
+        ("cars_test_annos_withlabels.mat", "cars_test"),
+    ):
+        (root / folder).mkdir()
+        rows = np.zeros(4, dtype=fields)
+        for number in range(4):
+            image(60 * number).save(root / folder / f"{number}.png")
+            rows[number] = (f"{number}.png", 1 + number % 2)
+        savemat(root / name, {"annotations": rows})
+    source = open_source(Data(data="torch/stanford_cars", root=str(tmp_path)), "val")
+    assert source.classes == ["Audi", "BMW"]
+    assert [source.load(index)[1] for index in range(4)] == [0, 1, 0, 1]
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ValueError, match="did you mean cifar10"):
+        open_source(Data(data="torch/cifar11"), "train")
+    with pytest.raises(ValueError, match="there is no folder"):
+        open_source(Data(data="nowhere"), "train")

@@ -1,0 +1,109 @@
+"""Batches are a function of (seed, epoch, position): they start anywhere, for any number of processes."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labelflow.chance import drawn_from
+from labelflow.data import Data, World, eval_batches, train_batches, train_transform
+from labelflow.data.views import Draw, EvalBatches, TrainBatches
+
+HOW = {"batch": 12, "group": 3, "updates": 9, "seed": 1}
+
+
+def updates(batches: TrainBatches, groups: int) -> list[list[list[Draw]]]:
+    dealt = list(batches)
+    return [dealt[first : first + groups] for first in range(0, len(dealt), groups)]
+
+
+@given(start=st.integers(0, 9), repeats=st.integers(1, 4), samples=st.integers(12, 50))
+def test_they_start_anywhere(start: int, repeats: int, samples: int) -> None:
+    whole = list(TrainBatches(samples, **HOW, repeats=repeats))
+    rest = TrainBatches(samples, **HOW, repeats=repeats, start=start)
+    assert list(rest) == whole[start * 4 :]
+    assert len(rest) == len(list(rest))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_shares_the_same_groups(processes: int) -> None:
+    alone = updates(TrainBatches(40, **HOW), 4)
+    shared = [
+        updates(TrainBatches(40, **HOW, rank=rank, processes=processes), 4 // processes) for rank in range(processes)
+    ]
+    for number, groups in enumerate(alone):
+        # in the order in which the engine counts groups: step · processes + rank
+        dealt = [part[number][step] for step in range(4 // processes) for part in shared]
+        assert dealt == groups
+
+
+def test_an_epoch_shows_a_sample_at_most_once_in_another_order_each_time() -> None:
+    draws = [draw for batch in TrainBatches(40, **HOW) for draw in batch]
+    epochs = [[draw.sample for draw in draws if draw.epoch == epoch] for epoch in range(3)]
+    assert all(len(epoch) == len(set(epoch)) == 36 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert len({(draw.epoch, draw.position) for draw in draws}) == len(draws)
+
+
+def test_repeats_come_in_different_groups_and_look_different() -> None:
+    batches = list(TrainBatches(40, **HOW, repeats=3))
+    first_epoch = [draw for batch in batches for draw in batch if draw.epoch == 0]
+    assert set(Counter(draw.sample for draw in first_epoch).values()) == {3}
+    assert all(len({draw.sample for draw in group}) == len(group) for group in batches)
+    data = Data(image_size=32, repeats=3, workers=0)
+    read = list(train_batches(World("train", 40, 32), data, **HOW | {"updates": 1}, rank=0, processes=1, start=0))
+    images, samples = torch.cat([b.images for b in read]), [draw.sample for group in batches[:4] for draw in group]
+    for sample in set(samples):
+        copies = images[[place for place, one in enumerate(samples) if one == sample]]
+        assert not torch.equal(copies[0], copies[1])
+        assert not torch.equal(copies[1], copies[2])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_makes_no_difference(workers: int) -> None:
+    def read(workers: int) -> list[torch.Tensor]:
+        data = Data(image_size=32, workers=workers)
+        source = World("train", 40, 32)
+        batches = train_batches(source, data, **HOW | {"updates": 4}, rank=0, processes=1, start=1)
+        return [batch.images for batch in batches]
+
+    alone, helped = read(0), read(workers)
+    assert len(alone) == len(helped) == 12
+    assert all(torch.equal(one, other) for one, other in zip(alone, helped, strict=True))
+
+
+@given(samples=st.integers(1, 40), batch=st.integers(1, 9), processes=st.integers(1, 4))
+def test_an_evaluation_counts_every_sample_once(samples: int, batch: int, processes: int) -> None:
+    dealt = [list(EvalBatches(samples, batch=batch, rank=rank, processes=processes)) for rank in range(processes)]
+    assert len({len(part) for part in dealt}) == 1
+    counted = [draw.sample for part in dealt for group in part for draw in group if draw.weight]
+    assert sorted(counted) == list(range(samples))
+
+
+def test_an_evaluation_can_be_read_again() -> None:
+    loader = eval_batches(World("val", 10, 32), Data(image_size=32, workers=0), batch=4, rank=0, processes=1)
+    first, second = ([batch.labels.tolist() for batch in loader] for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"group": 5}, "cannot be cut"),
+        ({"processes": 3}, "multiple of 9"),
+        ({"batch": 60}, "smaller batch"),
+    ],
+)
+def test_what_does_not_fit(how: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainBatches(40, **HOW | how)
+
+
+def test_randaugment_may_leave_no_bits() -> None:
+    """Pillow 13 refuses what timm's RandAugment asks for at its strongest."""
+    transform = train_transform(Data(image_size=32, auto_augment="rand-m10-n4-inc1", workers=0))
+    for number in range(60):
+        with drawn_from(number):
+            transform(World("train", 60, 32).load(number)[0])

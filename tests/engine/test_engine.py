@@ -1,0 +1,211 @@
+"""The parts of the engine against their formulas, and what it does when things go wrong."""
+
+import math
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from accelerate.state import AcceleratorState
+from PIL import Image
+from torch import nn
+from torch.testing import assert_close
+
+from labelflow.data import Data
+from labelflow.engine import Interrupted, Run, Training
+from labelflow.engine.ema import Ema
+from labelflow.engine.optim import make_optimizer, make_schedule
+from labelflow.recipes import find
+from labelflow.tasks import Recipe, load_run, train_run
+
+TINY = Recipe(
+    model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+    data=Data(data="world(train=48, val=20)", image_size=32, test_crop=1.0, workers=0),
+    training=Training(epochs=2, batch=16, group=8, warmup_epochs=1, log_updates=1),
+)
+
+
+@pytest.fixture(autouse=True)
+def _new_accelerator() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def rates(training: Training, per_epoch: int) -> list[float]:
+    parameter = nn.Linear(2, 2)
+    schedule = make_schedule(make_optimizer(parameter, training), training, per_epoch)
+    return [schedule(update) for update in range((training.epochs + training.cooldown_epochs) * per_epoch)]
+
+
+def test_deit_s_schedule() -> None:
+    """Cosine from 1e-3 to 1e-5 with 5 epochs of warm-up inside, an epoch late: recipes.md, 1."""
+    per_epoch, found = 3, rates(find("deit_small").recipe.training, 3)
+    for epoch in range(300):
+        at = max(0, epoch - 1)
+        cosine = 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + math.cos(math.pi * at / 300))
+        expected = 1e-6 + at / 5 * (1e-3 - 1e-6) if at < 5 else cosine
+        assert_close(found[epoch * per_epoch : (epoch + 1) * per_epoch], [expected] * per_epoch)
+
+
+def test_swin_s_schedule_goes_by_update() -> None:
+    found = rates(find("swin_tiny").recipe.training, 4)
+    assert_close(found[40], 1e-6 + 0.5 * (1e-3 - 1e-6))
+    assert_close(found[600], 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + math.cos(math.pi * 0.5)))
+    assert len(set(found)) == len(found)
+
+
+def test_constant_and_cooldown() -> None:
+    assert set(rates(find("deit_base_tl_align").recipe.training, 2)) == {1e-5}
+    found = rates(find("deit_small_310").recipe.training, 1)
+    assert len(found) == 310
+    assert set(found[300:]) == {1e-5}
+    assert_close(found[20], 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + math.cos(math.pi * 20 / 300)))
+
+
+def test_weight_decay_exempts_what_the_papers_exempt() -> None:
+    def exempt(name: str) -> set[str]:
+        model = timm.create_model(name)
+        optimizer = make_optimizer(model, Training())
+        free = {id(p) for group in optimizer.param_groups if not group["weight_decay"] for p in group["params"]}
+        return {name for name, parameter in model.named_parameters() if id(parameter) in free and parameter.ndim > 1}
+
+    assert exempt("deit_tiny_patch16_224") == {"cls_token", "pos_embed"}
+    assert exempt("pvt_tiny") == {"cls_token"}  # its position embeddings are decayed
+    assert {name.split(".")[-1] for name in exempt("swin_tiny_patch4_window7_224")} == {"relative_position_bias_table"}
+
+
+def test_the_average_of_weights() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    ema = Ema(model, decay=0.75)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(3):
+        model(torch.randn(4, 3))
+        with torch.no_grad():
+            model[0].weight.add_(torch.randn(2, 3))
+        ema.update()
+        for name, value in model.state_dict().items():
+            expected[name] = 0.75 * expected[name] + 0.25 * value if value.is_floating_point() else value.clone()
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    with ema.weights():
+        assert_close(dict(model.state_dict()), expected)
+    assert_close(dict(model.state_dict()), own, atol=0, rtol=0)
+
+
+def test_weights_load_into_timm_as_they_are(tmp_path: Path) -> None:
+    metrics = train_run(TINY.change(ema=0.5, clip=1.0), tmp_path / "run", resume=False)
+    card = Run(tmp_path / "run").read("model.json")
+    model = timm.create_model(
+        card["model"], checkpoint_path=str(tmp_path / "run" / "last.safetensors"), **card["arguments"]
+    )
+    loaded = load_run(tmp_path / "run", "last")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.eval()(images), loaded.model(images))
+    assert {"top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"} == set(metrics)
+    assert loaded.classes == card["classes"]
+
+
+@pytest.mark.parametrize("how", [{"precision": "bf16"}, {"checkpointing": True}, {"tracker": "tensorboard"}])
+def test_ways_to_train(tmp_path: Path, how: dict) -> None:
+    metrics = train_run(TINY.change(**how, epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
+    assert math.isfinite(metrics["loss"])
+    if "tracker" in how:
+        assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+def test_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    one = train_run(TINY.change(drop_path=0.3), tmp_path / "one", resume=False)
+    assert one == train_run(TINY.change(drop_path=0.3, checkpointing=True), tmp_path / "other", resume=False)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"not finite at update \d+ .*last good checkpoint"):
+        train_run(TINY.change(lr=1e30, lr_batch=0, epochs=4, save_updates=1, log_updates=5), tmp_path / "run", False)
+    weights = load_run(tmp_path / "run", "last").model.state_dict().values()
+    assert all(value.isfinite().all() for value in weights)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_run(TINY, run, resume=False)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    longer = TINY.change(epochs=2, cooldown_epochs=0)
+    (run / "recipe.json").write_text((run / "recipe.json").read_text().replace('"epochs": 2', '"epochs": 3'))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (20_000, hard)
+    )  # no file may grow beyond: writing fails as on a full disk
+    try:
+        with pytest.raises(Exception, match=r"File too large|Errno 27|os error 27"):
+            train_run(longer.change(epochs=3), run, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for file, content in before.items():
+        if file.suffix in (".safetensors", ".pt"):
+            assert file.read_bytes() == content
+    assert not list(run.rglob("*draft*"))
+    train_run(longer.change(epochs=3), run, resume=True)
+
+
+def test_ctrl_c_saves_and_can_be_resumed(tmp_path: Path) -> None:
+    recipe = TINY.change(epochs=4)
+
+    def interrupt() -> None:
+        while len(Run(tmp_path / "stopped").metrics()) < 4:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted, match="and saved"):
+        train_run(recipe, tmp_path / "stopped", resume=False)
+    train_run(recipe, tmp_path / "stopped", resume=True)
+    train_run(recipe, tmp_path / "alone", resume=False)
+    for name in ("last.safetensors", "best.safetensors"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_fsdp_that_is_not_active_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP was asked for but is not active"):
+        train_run(TINY, tmp_path / "run", resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+class TestFolders:
+    def test_a_run_is_not_overwritten(self, tmp_path: Path) -> None:
+        short = TINY.change(epochs=1, warmup_epochs=0)
+        train_run(short, tmp_path / "run", resume=False)
+        with pytest.raises(ValueError, match="--resume"):
+            train_run(short, tmp_path / "run", resume=False)
+        with pytest.raises(ValueError, match=r"lr was 0\.0005, now 0\.1"):
+            train_run(short.change(lr=0.1), tmp_path / "run", resume=True)
+        train_run(short.change(workers=1, keep=3), tmp_path / "run", resume=True)  # changes nothing that counts
+
+    def test_fine_tuning_from_a_run_at_another_size_and_with_other_classes(self, tmp_path: Path) -> None:
+        train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
+        for split in ("train", "val"):
+            for name in "ab":
+                (tmp_path / "data" / split / name).mkdir(parents=True)
+                for number in range(8):
+                    Image.new("RGB", (50, 50), (number, 0, 0)).save(tmp_path / "data" / split / name / f"{number}.png")
+        tuned = TINY.change(
+            start=str(tmp_path / "run"), data=str(tmp_path / "data"), image_size=48, epochs=1, warmup_epochs=0, lr=0.0
+        )
+        train_run(tuned, tmp_path / "tuned", resume=False)
+        before, after = load_run(tmp_path / "run").model, load_run(tmp_path / "tuned").model
+        assert torch.equal(before.blocks[1].mlp.fc1.weight, after.blocks[1].mlp.fc1.weight)
+        assert after.pos_embed.shape[1] == 37
+        assert after.head.out_features == 2
+
+    def test_a_checkpoint_of_another_model(self, tmp_path: Path) -> None:
+        train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
+        with pytest.raises(ValueError, match="weights of another model"):
+            train_run(TINY.change(start=str(tmp_path / "run"), model="pvt_v2_b0"), tmp_path / "x", resume=False)
+        with pytest.raises(ValueError, match="no checkpoint"):
+            train_run(TINY.change(start="nowhere.pt"), tmp_path / "x", resume=False)
+        (tmp_path / "bad.safetensors").write_text("no weights")
+        with pytest.raises(ValueError, match="can be read"):
+            train_run(TINY.change(start=str(tmp_path / "bad.safetensors")), tmp_path / "x", resume=False)

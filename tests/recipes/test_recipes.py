@@ -1,0 +1,170 @@
+"""Recipes against the papers' tables, and each for one real step."""
+
+import pytest
+import torch
+
+from labelflow.chance import generator
+from labelflow.engine.optim import make_optimizer, make_schedule
+from labelflow.loss import total
+from labelflow.mixers import CutMix, MixUp
+from labelflow.recipes import RECIPES, find
+from labelflow.tasks import Classification, Recipe
+from labelflow.tasks.classify import make_mixer
+
+# TL-Align, Table 9: epochs, warm-up, LR, weight decay, EMA decay, MixUp, CutMix, switch probability, erasing, top-1
+TABLE_9 = {
+    "deit_small_vanilla": (300, 5, 0.0005, 0.05, 0, 0.0, 0.0, None, True, 76.4),
+    "deit_small": (300, 5, 0.0005, 0.05, 0, 0.8, 1.0, 0.5, True, 79.8),
+    "deit_small_310": (310, 20, 0.001, 0.03, 0.99996, 0.8, 1.0, 0.8, False, 80.3),
+    "deit_small_310_transmix": (310, 20, 0.001, 0.03, 0.99996, 0.8, 1.0, 0.8, False, 80.7),
+    "deit_small_cutmix": (300, 5, 0.0005, 0.05, 0, 0.0, 1.0, None, True, 79.8),
+    "deit_small_transmix": (300, 5, 0.0005, 0.05, 0, 0.0, 1.0, None, True, 80.1),
+    "deit_small_tl_align": (300, 5, 0.0005, 0.05, 0, 0.0, 1.0, None, True, 80.6),
+}
+
+
+def alphas(mixer: object) -> tuple[float, float, float | None]:
+    """MixUp's α, CutMix's α, and the probability of the second."""
+    parts = getattr(mixer, "mixers", [mixer])
+    found = {type(part): part.alpha for part in parts if hasattr(part, "alpha")}
+    switch = mixer.probabilities[1] if len(parts) > 1 else None
+    return found.get(MixUp, 0.0), found.get(CutMix, 0.0), switch
+
+
+@pytest.mark.parametrize("name", TABLE_9)
+def test_table_9(name: str) -> None:
+    entry = find(name)
+    training = entry.recipe.training
+    mixup, cutmix, switch = alphas(make_mixer(entry.recipe.mixer))
+    epochs = training.epochs + training.cooldown_epochs
+    found = (epochs, training.warmup_epochs, training.lr, training.weight_decay, training.ema, mixup, cutmix, switch)
+    assert (*found, entry.recipe.data.erasing > 0, entry.top1) == TABLE_9[name]
+    assert "9" in entry.paper
+    expected = next((target for target in ("transmix", "tl_align") if name.endswith(target)), "plain")
+    assert entry.recipe.target == expected
+    # 0.0005 stands for 512 images, 0.001 for the batch of 256 as it is
+    assert training.scaled_lr == 1e-3
+
+
+# TL-Align, Tables 1, 2, 7 and 8: top-1 without and with TL-Align
+TABLE_1 = {
+    "deit_tiny": (72.2, 73.2),
+    "pvt_tiny": (75.1, 75.5),
+    "deit_small": (79.8, 80.6),
+    "pvt_small": (79.8, 80.4),
+    "swin_tiny": (81.2, 81.4),
+    "swin_small": (83.0, 83.4),
+    "deit_base": (81.8, 82.3),
+    "swin_base": (83.5, 83.7),
+}
+TABLE_2 = {
+    "deit_small_vanilla": 76.4,
+    "deit_small_cutmix": 79.8,
+    "deit_small_transmix": 80.1,
+    "deit_small_tl_align": 80.6,
+}
+TABLE_7 = {
+    "deit_small_vanilla": 76.4,
+    "deit_small_cutmix": 79.8,
+    "deit_small_tl_align": 80.6,
+    "deit_small": 79.8,
+    "deit_small_mixup_cutmix_tl_align": 80.2,
+    "deit_small_random": 79.7,
+    "deit_small_random_tl_align": 80.2,
+    "deit_small_block": 80.0,
+    "deit_small_block_tl_align": 80.3,
+}
+TABLE_8 = {
+    "deit_small": 79.8,
+    "deit_small_tl_align_layer_12": 80.1,
+    "deit_small_tl_align_layers_2_4_6_8": 80.2,
+    "deit_small_tl_align_no_norm": 80.3,
+    "deit_small_tl_align": 80.6,
+}
+
+
+def test_tables_1_2_7_and_8_have_their_rows() -> None:
+    for name, (plain, aligned) in TABLE_1.items():
+        assert (find(name).top1, find(f"{name}_tl_align").top1) == (plain, aligned)
+        assert "1" in find(name).paper
+    for number, table in ((2, TABLE_2), (7, TABLE_7), (8, TABLE_8)):
+        for name, top1 in table.items():
+            assert find(name).top1 == top1
+            assert str(number) in find(name).paper, name
+
+
+def test_table_5_has_its_24_rows() -> None:
+    rows = {name: entry for name, entry in RECIPES.items() if entry.paper == "Table 5"}
+    assert len(rows) == 24
+    assert rows["deit_base_cars_tl_align"].top1 == 93.0
+    assert rows["deit_tiny_cifar100"].top1 == 85.7
+    settings = rows["deit_small_flowers"].recipe.training
+    assert (settings.optimizer, settings.scaled_lr, settings.weight_decay, settings.batch) == ("sgd", 0.01, 1e-4, 768)
+
+
+def test_base_models_are_fine_tuned() -> None:
+    for name in ("deit_base_tl_align", "swin_base_tl_align"):
+        recipe = find(name).recipe
+        training = recipe.training
+        assert (training.epochs, training.scaled_lr, training.schedule, training.weight_decay) == (
+            40,
+            1e-5,
+            "constant",
+            1e-8,
+        )
+        assert recipe.start == "pretrained"
+
+
+def test_every_recipe_says_where_it_comes_from() -> None:
+    for entry in RECIPES.values():
+        assert entry.about
+        assert not entry.parent or entry.parent in RECIPES, entry.name
+        assert (entry.top1 is None) == (not entry.source), entry.name
+        assert f"labelflow train {entry.name}" in entry.command
+
+
+SMALLER = {
+    "deit": "(patch_size=8, embed_dim=24, depth=12, num_heads=3)",
+    "vit": "(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+    "swin": "(patch_size=4, window_size=2, embed_dim=8, depths=(2, 2), num_heads=(2, 4))",
+    "pvt": "(embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4), depths=(1, 1, 1, 1))",
+}
+
+
+def smaller(recipe: Recipe) -> Recipe:
+    """The same at a size for a test: only the model, the data and the batch shrink."""
+    name = recipe.model.split("(")[0]
+    return recipe.change(
+        model=name + SMALLER[name.split("_")[0]],
+        start="",
+        data="world(train=24, val=8)",
+        image_size=64 if "pvt" in name else 32,
+        workers=0,
+        batch=8,
+        group=4,
+        mixer=recipe.mixer.replace("patch=16", "patch=8"),
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_takes_a_real_step(name: str) -> None:
+    recipe = smaller(find(name).recipe)
+    task = Classification(recipe)
+    optimizer = make_optimizer(task.student.model, recipe.training)
+    schedule = make_schedule(optimizer, recipe.training, 3)
+    schedule(3 * max(2, recipe.training.warmup_epochs))
+    before = [parameter.detach().clone() for parameter in task.student.parameters()]
+    for batch in list(task.train_batches(updates=1, start=0, rank=0, processes=1)):
+        loss = total(task.terms(task.student.train(), batch, generator(0)))
+        loss.backward()
+    assert loss.isfinite()
+    optimizer.step()
+    after = list(task.student.parameters())
+    assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_change_goes_where_it_belongs() -> None:
+    changed = Recipe().change(lr=0.1, erasing=0.5, target="plain")
+    assert (changed.training.lr, changed.data.erasing, changed.target) == (0.1, 0.5, "plain")
+    with pytest.raises(TypeError):
+        Recipe().change(learning=1)

@@ -1,0 +1,73 @@
+"""Targets against their definitions, and TransMix against its authors' numbers."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import labelflow as lf
+import oracles
+from helpers import box_mix, build, fill, images_for
+from labelflow.targets import TARGETS, Plain, TLAlign, TransMix
+from test_golden import load, pasted
+
+CLASSES = torch.tensor([0, 3, 1, 3])
+Y = lf.soft_labels(CLASSES, 5, smoothing=0.1)
+
+
+def loss(target: object, model: nn.Module, images: Tensor, mix: lf.Mix, y: Tensor = Y) -> Tensor:
+    return lf.total(target(target.student(model)(mix.apply(images), mix), y, mix))
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return -(y * logits.log_softmax(1)).sum(1).mean()
+
+
+def test_plain_is_cross_entropy_with_areas() -> None:
+    images, model = images_for("vit"), build("vit")
+    mix = box_mix(images)
+    area = mix.share.mean((1, 2, 3))[:, None]
+    expected = cross_entropy(model(mix.apply(images)), area * Y + (1 - area) * Y.flip(0))
+    assert_close(loss(Plain(), model, images, mix), expected)
+
+
+@pytest.mark.parametrize("family", ["vit", "deit distilled", "swin", "pvt"])
+def test_tl_align_is_cross_entropy_with_the_oracle_s_label(family: str) -> None:
+    images, model = images_for(family), build(family)
+    mix = box_mix(images)
+    label = oracles.dense_label(model, mix.apply(images), mix, F.one_hot(CLASSES, 5).float())
+    y = 0.9 * (label.mean(1) if label.ndim == 3 else label) + 0.1 / 5  # smoothing is linear
+    assert_close(loss(TLAlign(), model, images, mix), cross_entropy(model(mix.apply(images)), y), atol=1e-5, rtol=0)
+
+
+def test_transmix_is_its_authors() -> None:
+    facts, arrays = load("transmix_deit_tiny")
+    images, mix = pasted(facts["batch"], *facts["pixel_box_y0_y1_x0_x1"])
+    model = fill(timm.create_model(facts["model"], num_classes=facts["num_classes"])).train()
+    y = lf.soft_labels(torch.tensor(facts["labels"]), facts["num_classes"], facts["smoothing"])
+    target = TransMix()
+    output = target.student(model)(mix.apply(images), mix)
+    assert_close((mix.lam + output.flow.heads[:, 0, 0]) / 2, torch.tensor(facts["lam_own"]), atol=1e-6, rtol=0)
+    value = lf.total(target(output, y, mix))
+    assert_close(value.item(), facts["loss"], atol=1e-5, rtol=0)
+    value.backward()
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.grad.norm().item(), facts["grad_norm"][name], atol=0, rtol=1e-3, msg=name)
+    assert arrays["logits"].shape == output.logits.shape
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_constant_share_is_a_fixed_point_of_every_target(name: str) -> None:
+    images, model = images_for("vit"), build("vit")
+    mix = lf.MixUp(alpha=0.8)(images, torch.Generator().manual_seed(3))
+    assert_close(loss(TARGETS[name](), model, images, mix), loss(Plain(), model, images, mix))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_student_without_a_mix_is_the_model(name: str) -> None:
+    images, model = images_for("swin"), build("swin")
+    output = TARGETS[name]().student(model)(images)
+    assert torch.equal(output.logits, model(images))
+    assert output.flow is None

@@ -1,0 +1,177 @@
+"""The command line, as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labelflow.cli import main
+
+SMALL = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
+SMALL += ["--epochs", "2", "--warmup-epochs", "1", "--batch", "8", "--group", "4", "--workers", "0"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dark and bright images: a class that two epochs can learn."""
+    folder = tmp_path_factory.mktemp("photos")
+    chance = np.random.default_rng(0)
+    for name, shade in (("bright", 200), ("dark", 40)):
+        (folder / name).mkdir()
+        for number in range(20):
+            pixels = (shade + chance.normal(0, 20, (40, 48, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a folder, from the command line."""
+    out = tmp_path_factory.mktemp("runs") / "photos"
+    command = [
+        "train",
+        "small_vit_tl_align",
+        "--data",
+        str(photos),
+        "--out",
+        str(out),
+        *SMALL,
+        "--val-fraction",
+        "0.25",
+    ]
+    done = subprocess.run([sys.executable, "-m", "labelflow", *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 training samples of 2 classes" in done.stdout
+    assert "% top-1" in done.stdout
+    assert done.stderr == ""
+    return out
+
+
+def test_train_on_a_folder_leaves_a_run(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"recipe.json", "model.json", "environment.json", "metrics.jsonl", "report.html"} <= names
+    assert {"best.safetensors", "last.safetensors", "checkpoints"} <= names
+    assert json.loads((run / "model.json").read_text())["classes"] == ["bright", "dark"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "eval"] == [1.0, 2.0]
+
+
+def test_eval_and_predict(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--as-json", "--weights", "last"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert metrics["loss"] == pytest.approx(last["loss"], abs=1e-5)
+    assert main(["predict", str(run), str(photos / "dark" / "1.jpg"), str(photos / "bright" / "1.jpg")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all("bright" in line and "dark" in line and "%" in line for line in lines)
+
+
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert "deit_small_tl_align_layers_2_4_6_8" in listed
+    assert "80.6" in listed
+    assert main(["show", "swin_tiny"]) == 0
+    shown = capsys.readouterr().out
+    assert "warmup_epochs: 5 -> 20" in shown
+    assert "torchrun" in shown
+    assert '"clip": 5.0' in shown
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    for command in capsys.readouterr().out.split("\n\n")[2].splitlines():
+        assert "Example: labelflow" in command
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "quickstart", "--help"])
+    assert stop.value.code == 0
+    assert "--skip-unreadable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["tarin"], "did you mean train"),
+        (["train", "deit_smal"], "did you mean deit_small"),
+        (["train", "--epochs", "3"], "name the recipe first"),
+        (["train", "quickstart", "--epoch", "3"], "has no setting --epoch"),
+        (["train", "quickstart", "--epochs", "three"], "--epochs: invalid literal"),
+        (["train", "quickstart", "--epochs", "0"], "epochs must be at least 1"),
+        (["train", "quickstart", "--mixer", "cutmx"], "did you mean cutmix"),
+        (["train", "quickstart", "--target", "magic"], "there is no target 'magic'"),
+        (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
+        (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
+        (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
+        (["train", "quickstart", "--group", "48"], "cannot be cut"),
+        (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
+        (["train", "quickstart", "--start", "nowhere.safetensors"], "there is no checkpoint nowhere"),
+        (["eval", "nowhere"], "nowhere is not a run"),
+        (["predict", "nowhere", "x.jpg"], "nowhere is not a run"),
+        (["show", "nothing"], "there is no recipe"),
+        (["list", "nothing"], "no recipe's name holds"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    command: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "--data" not in command and command[:2] == ["train", "quickstart"]:
+        command = [*command, "--data", "world(train=128, val=10)", "--workers", "0"]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())  # nothing is left behind
+
+
+def test_other_classes_and_broken_files(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8)).save(tmp_path / "other" / name / f"{number}.png")
+    assert main(["eval", str(run), "--data", str(tmp_path / "other")]) == 2
+    assert "has other classes" in capsys.readouterr().err
+    (tmp_path / "bad.jpg").write_text("no image")
+    assert main(["predict", str(run), str(tmp_path / "bad.jpg")]) == 2
+    assert "cannot read the image" in capsys.readouterr().err
+    assert main(["train", "small_vit_tl_align", "--data", str(photos), "--out", str(run), *SMALL]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+    assert main(["eval", str(run), "--weights", str(run / "recipe.json")]) == 2
+    assert "can be read" in capsys.readouterr().err
+
+
+@pytest.fixture
+def two_processes() -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617", "-m"]
+
+
+def test_two_processes_compute_what_one_does(tmp_path: Path, two_processes: list[str]) -> None:
+    """The same samples, pairs and boxes, and drop-path too; losses to rounding."""
+    how = [*SMALL, "--data", "world(train=64, val=19)", "--drop-path", "0.3", "--log-updates", "1", "--ema", "0.9"]
+    how += ["--mixer", "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)", "--batch", "16", "--repeats", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def losses(name: str, launcher: list[str]) -> list[dict]:
+        command = [*launcher, "labelflow", "train", "small_vit_tl_align", *how, "--out", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+
+    one, two = losses("one", [sys.executable, "-m"]), losses("two", two_processes)
+    assert len(one) == len(two) == 10
+    for alone, shared in zip(one, two, strict=True):
+        assert alone["loss"] == pytest.approx(shared["loss"], abs=1e-5)
+        assert alone.get("top1") == shared.get("top1")
+    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
