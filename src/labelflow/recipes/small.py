@@ -10,7 +10,7 @@ def small_vit() -> Recipe:
     """A ViT of width 128 and depth 6 at 64 pixels, from scratch, on a folder of images: minutes an epoch on a CPU."""
     return Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=128, depth=6, num_heads=4)",
-        data=Data(data=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.2, erasing=0.0),
+        data=Data(data=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.0, erasing=0.0),
         training=Training(epochs=10, batch=128, group=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
     )
 
@@ -21,7 +21,6 @@ def quickstart() -> Recipe:
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=96, depth=4, num_heads=3)",
         data="world(train=4096, val=1000)",
         scale=(0.6, 1.0),
-        color_jitter=0.0,
         test_crop=1.0,
         epochs=8,
     )
