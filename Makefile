@@ -4,9 +4,9 @@ BIN := .venv/bin
 
 .PHONY: quickstart test lint bench clean
 
-quickstart: .venv/installed  ## the first look: labels that follow tokens, as a picture
-	@echo "Mixing two photographs and following their labels through a DeiT ..."
-	@$(BIN)/python examples/align_timm.py
+quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
+	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
+	@$(BIN)/labelflow train quickstart --resume
 
 test: lint  ## everything that CI checks
 	@$(BIN)/python -m pytest

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -160,18 +161,32 @@ def two_processes() -> list[str]:
 def test_two_processes_compute_what_one_does(tmp_path: Path, two_processes: list[str]) -> None:
     """The same samples, pairs and boxes, and drop-path too; losses to rounding."""
     how = [*SMALL, "--data", "world(train=64, val=19)", "--drop-path", "0.3", "--log-updates", "1", "--ema", "0.9"]
+    how += ["--save-updates", "1", "--keep", "9"]
     how += ["--mixer", "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)", "--batch", "16", "--repeats", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     def losses(name: str, launcher: list[str]) -> list[dict]:
-        command = [*launcher, "labelflow", "train", "small_vit_tl_align", *how, "--out", str(tmp_path / name)]
+        command = [
+            *launcher,
+            "labelflow",
+            "train",
+            "small_vit_tl_align",
+            *how,
+            "--out",
+            str(tmp_path / name),
+            "--resume",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
 
     one, two = losses("one", [sys.executable, "-m"]), losses("two", two_processes)
-    assert len(one) == len(two) == 10
-    for alone, shared in zip(one, two, strict=True):
+    for newest in sorted((tmp_path / "two" / "checkpoints").iterdir())[5:]:
+        shutil.rmtree(newest)
+    both = losses("two", [sys.executable, "-m"])  # two processes began it, one goes on after update 5
+    assert len(one) == len(two) == len(both) == 10
+    for alone, shared, resumed in zip(one, two, both, strict=True):
         assert alone["loss"] == pytest.approx(shared["loss"], abs=1e-5)
-        assert alone.get("top1") == shared.get("top1")
-    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
+        assert alone["loss"] == pytest.approx(resumed["loss"], abs=1e-5)
+        assert alone.get("top1") == shared.get("top1") == resumed.get("top1")
+    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 1

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import pkgutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from PIL import Image
 
 import labelflow
+from labelflow.cli import Train, _parse
+from labelflow.recipes import RECIPES, find
+from labelflow.tasks import train_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +57,12 @@ def test_model_costs() -> None:
         assert line in printed
 
 
+def test_engine_cost(tmp_path: Path) -> None:
+    options = ["--rounds", "1", "--updates", "3", "--batch", "4", "--out", tmp_path]
+    assert "CutMix + TL-Align" in run("benchmarks/engine_cost.py", *options)
+    assert json.loads((tmp_path / "engine_cost.json").read_text())["speed"]["bare"] == 1
+
+
 MODULES = [module.name for module in pkgutil.walk_packages(labelflow.__path__, "labelflow.")]
 
 
@@ -68,8 +78,28 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a page, one after another, as one program."""
     monkeypatch.chdir(tmp_path)
+    if "runs/quickstart" in page.read_text():
+        tiny = find("quickstart").recipe.change(
+            data="world(train=8, val=8)", batch=8, group=8, epochs=1, warmup_epochs=0
+        )
+        train_run(tiny.change(workers=0), Path("runs/quickstart"), resume=False)
     blocks = [block.split("```")[0] for block in page.read_text().split("```python\n")[1:]]
     exec(compile("\n".join(blocks), page.name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
+    for line in page.read_text().replace("\\\n", " ").splitlines():
+        if "labelflow train " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+            name, *settings = shlex.split(line.split("labelflow train ")[1], comments=True)
+            if name != "RECIPE":
+                _parse(Train, settings, "", default=Train(find(name).recipe, Path("runs")))
+
+
+def test_the_page_of_recipes_has_them_all() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    for entry in RECIPES.values():
+        assert f"| `{entry.name}` | {entry.about} | {entry.paper} | {entry.top1 or ''} |" in page
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -82,6 +83,8 @@ def train(name: str, args: Sequence[str]) -> None:
     except Interrupted as stopped:
         print(f"{stopped}. Go on with --resume", file=sys.stderr)
         raise SystemExit(130) from None
+    if not _is_main_process():
+        return
     page = write_report(options.out)
     print(f"\nReached {metrics['top1']:.1f} % top-1 on the evaluation images.")
     print(f"  look at it     {page}")
@@ -105,7 +108,8 @@ def evaluate(
     """
     changes = {"data": data, "image_size": image_size}
     metrics = evaluate_run(run, weights, **{name: value for name, value in changes.items() if value})
-    print(json.dumps(metrics) if as_json else "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+    if _is_main_process():
+        print(json.dumps(metrics) if as_json else "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
 
 def classify(run: Positional[Path], images: Positional[tuple[Path, ...]], top: int = 3, weights: str = "best") -> None:
@@ -167,6 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"labelflow: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def _is_main_process() -> bool:
+    """Of those that torchrun or accelerate launched."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _overview() -> str:

@@ -97,7 +97,7 @@ def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, 
 
 
 def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":
-    workers = data.workers if data.workers >= 0 else min(8, os.cpu_count() or 1)
+    workers = data.workers if data.workers >= 0 else min(8, _cores())
     return DataLoader(
         dataset,
         collate_fn=collate,
@@ -107,6 +107,12 @@ def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":
         worker_init_fn=_leave_interrupts if workers else None,
         **how,  # type: ignore[arg-type]
     )
+
+
+def _cores() -> int:
+    """For one of the processes on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _leave_interrupts(worker: int) -> None:

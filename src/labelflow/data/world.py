@@ -20,8 +20,8 @@ from numpy.random import Generator
 from PIL import Image
 
 SPLITS = ("train", "val", "test")
-DIAMETER = 0.45, 0.75  # of an object, from and to; of several objects in a scene, to less
-VISIBLE = 0.5  # the part of each object that is visible, or so: it is measured coarsely
+DIAMETER = 0.45, 0.75  # of an object, from and to; less if a scene shows several
+VISIBLE = 0.5  # the part of each object that is not hidden, at least, or so: it is measured coarsely
 SHADOW = 0.05  # the width of the soft shadow around everything
 
 Field = Callable[[ndarray, ndarray], ndarray]  # from coordinates to signed distances, which are negative inside
@@ -52,9 +52,9 @@ SHAPES: dict[str, Field] = {  # within a circle of radius 1
     "star": _star,
     "cross": lambda x, y: np.minimum(_bar(x, y), _bar(y, x)),
 }
-TEXTURES: dict[str, Field] = {  # of period 1
-    "striped": lambda x, y: _wave(y) - 0.175,
-    "dotted": lambda x, y: np.sqrt(_wave(x) ** 2 + _wave(y) ** 2) - 0.334,
+TEXTURES: dict[str, Field] = {  # of period 1; stripes and dots cover the same area, so that colour says nothing
+    "striped": lambda x, y: _wave(y) - 0.15,
+    "dotted": lambda x, y: np.sqrt(_wave(x) ** 2 + _wave(y) ** 2) - 0.309,
     "checked": lambda x, y: 4 * (_wave(x) - 0.25) * (_wave(y) - 0.25),
 }
 LOOKS = {f"{name} {shape}": (SHAPES[shape], TEXTURES[name]) for shape in SHAPES for name in ("striped", "dotted")}
@@ -89,7 +89,7 @@ def scene(seed: int, split: str, index: int, size: Size = 64, objects: int = 1) 
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     grid = _Grid(height, width)
     classes = [index % len(CLASSES), *(int(draw * len(CLASSES)) for draw in rng.random(objects - 1).tolist())]
-    canvas = _background(rng, grid)
+    canvas = _background(rng, grid)  # below 1
     mask = np.zeros((height, width), np.uint8)
     for part in _parts(rng, grid, classes):
         part.paint(canvas, mask, grid)
@@ -102,11 +102,7 @@ def scene(seed: int, split: str, index: int, size: Size = 64, objects: int = 1) 
 
 
 class World:
-    """A data set of scenes.
-
-    >>> World("train", length=1000)[17].label
-    7
-    """
+    """A data set of scenes: `world[17]` is all that is known of one, `world.load(17)` its image and class."""
 
     classes = CLASSES
 
@@ -162,11 +158,10 @@ class _Part:
     """Something in a scene, turned and coloured at random. In the mask it is `number`: 0 if it is of no class."""
 
     def __init__(self, rng: Generator, look: Look, y: float, x: float, radius: float, number: int = 0) -> None:
-        self.shape, self.texture = look
-        self.y, self.x, self.radius, self.number = y, x, radius, number
+        self.shape, self.texture, self.y, self.x, self.radius, self.number = *look, y, x, radius, number
         turn, grain, period, hue, other, bright, dim = rng.random(7).tolist()
-        self.turn = (turn - 0.5) * (0.5 if number else 2 * math.pi)
-        self.grain, self.period = grain - 0.5, 0.1 + 0.03 * period
+        self.turn = (turn - 0.5) * (0.5 if number else 2 * math.pi)  # objects stand nearly upright
+        self.grain, self.period = grain - 0.5, 0.1 + 0.03 * period  # the texture's turn and period
         tones = hls_to_rgb(hue, 0.72 + 0.18 * bright, 0.7), hls_to_rgb(other, 0.1 + 0.25 * dim, 0.6)
         self.paper, self.ink = np.array(tones if number else tones[::-1], np.float32)[..., None, None]  # (3, 1, 1)
 
@@ -175,8 +170,9 @@ class _Part:
         y, x, reach = self.y / grid.pixel, self.x / grid.pixel, (self.radius + SHADOW) / grid.pixel
         rows = slice(max(0, int(y - reach)), int(y + reach) + 1)
         columns = slice(max(0, int(x - reach)), int(x + reach) + 1)
-        turned = _turned(grid.columns[columns] - self.x, grid.rows[rows] - self.y, self.turn, self.radius)
-        distance = self.shape(*turned)
+        distance = self.shape(
+            *_turned(grid.columns[columns] - self.x, grid.rows[rows] - self.y, self.turn, self.radius)
+        )
         mask[rows, columns][distance < 0] = self.number
         return rows, columns, distance
 
@@ -203,18 +199,20 @@ def _inside(distance: ndarray, unit: float) -> ndarray:
 
 
 def _parts(rng: Generator, grid: _Grid, classes: list[int]) -> list[_Part]:
-    """Clutter, objects, and bars over some of these: drawn again until enough of each object is visible."""
-    clutter = [  # of no class, for it is plain or checked
+    """Clutter, objects, and bars over some objects, which are drawn again until enough of each is visible."""
+    clutter = [  # small and dark, and of no class, for it is plain or checked
         _Part(rng, CLUTTER[int(look * len(CLUTTER))], y * grid.height, x * grid.width, 0.05 + 0.08 * size)
         for y, x, size, look in rng.random((rng.integers(2, 5), 4)).tolist()
     ]
     low, high = (diameter / 2 * len(classes) ** (-1 / 3) for diameter in DIAMETER)
+    spread = 0.6 if len(classes) == 1 else 1.0  # one object is near the middle, as in most photographs
     while True:
         objects, bars = [], []
         for number, kind in enumerate(classes, start=1):
             size, down, right, hidden, lower, aside = rng.random(6).tolist()
             radius = low + size * (high - low)
-            y, x = radius + down * (grid.height - 2 * radius), radius + right * (grid.width - 2 * radius)
+            y = grid.height / 2 + spread * (down - 0.5) * (grid.height - 2 * radius)
+            x = grid.width / 2 + spread * (right - 0.5) * (grid.width - 2 * radius)
             objects.append(_Part(rng, LOOKS[CLASSES[kind]], y, x, radius, number))
             if hidden < 0.35:
                 y, x = y + (2 * lower - 1) * radius, x + (2 * aside - 1) * radius
@@ -232,7 +230,7 @@ def _least_visible(parts: list[_Part], grid: _Grid) -> float:
 
 
 def _background(rng: Generator, grid: _Grid) -> ndarray:
-    """A mottle of two colours, (3, H, W) in [0, 1): random knots, a quadratic spline through them."""
+    """A mottle of two colours, (3, H, W): random knots, a quadratic spline through them."""
     hue, other, light, dark = rng.random(4).tolist()
     tones = hls_to_rgb(hue, 0.3 + 0.2 * light, 0.4), hls_to_rgb(other, 0.15 + 0.2 * dark, 0.4)
     one, two = np.array(tones, np.float32)[..., None, None]  # (3, 1, 1)
@@ -241,7 +239,8 @@ def _background(rng: Generator, grid: _Grid) -> ndarray:
         knots = np.ascontiguousarray(noise.T)
         cell = (place * 12).astype(np.intp)
         t = (place * 12 - cell.astype(np.float32))[:, None]
-        noise = (1 - t) ** 2 / 2 * knots[cell] + (0.5 + t - t * t) * knots[cell + 1] + t * t / 2 * knots[cell + 2]
+        bend = t * t / 2
+        noise = (0.5 - t + bend) * knots[cell] + (0.5 + t - 2 * bend) * knots[cell + 1] + bend * knots[cell + 2]
     return one + noise * (two - one)
 
 

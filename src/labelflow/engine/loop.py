@@ -67,7 +67,6 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             if ema:
                 ema.update()
             state.update = update + 1
-
             progress.advance()
 
             epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0

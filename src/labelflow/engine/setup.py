@@ -34,6 +34,8 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
             f"FSDP was asked for but is not active: Accelerate runs {accelerator.distributed_type.value} on "
             f"{accelerator.device.type}. FSDP needs GPUs; leave --use_fsdp out here"
         )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("labelflow trains with FSDP 2, not 1: accelerate launch --use_fsdp --fsdp_version 2 …")
     if accelerator.num_processes != processes:
         raise ValueError(f"{processes} processes were launched, but Accelerate sees {accelerator.num_processes}")
     return accelerator

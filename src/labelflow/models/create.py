@@ -24,10 +24,13 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         hint = f"; there are {', '.join(close)} …" if close else ""
         raise ValueError(f"timm has no model {name!r}{hint}")
     arguments |= given
-    if start == "pretrained":
-        return timm.create_model(name, pretrained=True, **arguments)
     if not start:
         return _create(model, name, **arguments)
+    if start == "pretrained":
+        try:
+            return timm.create_model(name, pretrained=True, **arguments)
+        except Exception as error:  # whatever goes wrong between here and the hub
+            raise ValueError(f"timm's weights of {name} are not to be had: {_first_line(error)}") from None
     weights = read_weights(start)
     classes = _classifier_rows(_create(model, name, **arguments), weights)
     overlay = {"state_dict": weights, "num_classes": classes, "custom_load": False}

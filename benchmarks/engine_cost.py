@@ -1,0 +1,127 @@
+"""What does the engine cost? An update of `labelflow train` beside a bare loop (model, loss, backward, step) on the
+same tensors, interleaved in one run; and can the loader keep up with the model?
+
+    python benchmarks/engine_cost.py --rounds 5 --updates 8
+
+An update is timed from one batch to the next, so that all of it counts: mixing, targets, backward, optimiser, schedule,
+average of weights, metrics and progress; evaluation and saving come after the last. Time is the CPU time of one
+thread, as a ratio to the bare loop's; the loader's is that of one worker. Prints a table, and writes
+out/engine_cost.json.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from labelflow.data import Batch, open_source, train_batches
+from labelflow.engine import Run, make_accelerator, train
+from labelflow.engine.optim import make_optimizer
+from labelflow.engine.progress import Progress
+from labelflow.loss import soft_labels
+from labelflow.recipes import find
+from labelflow.tasks import Classification, Recipe
+
+WAYS: dict[str, dict[str, Any]] = {
+    "no mixing": {"mixer": "none", "target": "plain"},
+    "CutMix": {"target": "plain"},
+    "CutMix + TL-Align": {"target": "tl_align"},
+    "CutMix + TL-Align + EMA": {"target": "tl_align", "ema": 0.999},
+}
+
+
+class Timed(Classification):
+    """The same batches again and again, and when each was asked for."""
+
+    def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
+        super().__init__(recipe)
+        self.batches = batches
+        self.asked: list[float] = []
+
+    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+        for number in range(updates + 1):
+            self.asked.append(time.process_time())
+            yield self.batches[number % len(self.batches)]
+
+
+def engine(recipe: Recipe, batches: list[Batch]) -> list[float]:
+    task = Timed(recipe, batches)
+    with tempfile.TemporaryDirectory() as folder, Progress(quiet=True) as progress:
+        train(task, recipe.training, Run(folder), make_accelerator(recipe.training), progress)
+    return [later - earlier for earlier, later in pairwise(task.asked)]
+
+
+def bare(recipe: Recipe, batches: list[Batch], updates: int) -> list[float]:
+    model = Classification(recipe).student.model.train()
+    optimizer = make_optimizer(model, recipe.training)
+    asked = []
+    for number in range(updates):
+        asked.append(time.process_time())
+        batch = batches[number % len(batches)]
+        loss = F.cross_entropy(model(batch.images), soft_labels(batch.labels, 10, recipe.smoothing))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [later - earlier for earlier, later in pairwise(asked)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=8, help="updates of a round")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    recipe = find("quickstart").recipe.change(
+        batch=options.batch,
+        group=options.batch,
+        epochs=1,
+        warmup_epochs=0,
+        data=f"world(train={options.batch * options.updates}, val=8)",
+        workers=0,
+        drop_path=0.0,
+    )
+    begin = time.process_time()
+    loader = train_batches(
+        open_source(recipe.data, "train"),
+        recipe.data,
+        batch=options.batch,
+        group=options.batch,
+        updates=options.updates,
+        seed=0,
+        rank=0,
+        processes=1,
+        start=0,
+    )
+    batches = list(loader)
+    loading = (time.process_time() - begin) / len(batches)
+
+    times: dict[str, list[float]] = {name: [] for name in ("bare", *WAYS)}
+    for _ in range(options.rounds):
+        times["bare"] += bare(recipe, batches, options.updates)[1:]
+        for name, how in WAYS.items():
+            times[name] += engine(recipe.change(**how), batches)[1:]
+
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    table = {name: medians["bare"] / median for name, median in medians.items()}
+    print(f"{'':26}speed   update")
+    for name, ratio in table.items():
+        print(f"{name:26}{ratio:.3f}   {1000 * medians[name]:.1f} ms")
+    print(f"{'loader, one worker':26}{medians['bare'] / loading:.2f}    {1000 * loading:.1f} ms")
+    table["loader"] = medians["bare"] / loading
+    options.out.mkdir(exist_ok=True)
+    (options.out / "engine_cost.json").write_text(json.dumps({"speed": table, "seconds": medians}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
