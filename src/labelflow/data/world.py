@@ -45,6 +45,10 @@ def _wave(x: ndarray) -> ndarray:
     return np.abs(x - np.rint(x))
 
 
+def _checks(x: ndarray, y: ndarray) -> ndarray:
+    return 4 * (_wave(x) - 0.25) * (_wave(y) - 0.25)
+
+
 SHAPES: dict[str, Field] = {  # within a circle of radius 1
     "disc": lambda x, y: np.sqrt(x * x + y * y) - 0.9,
     "triangle": lambda x, y: np.maximum(0.866 * np.abs(x) - 0.5 * y, y) - 0.5,
@@ -52,13 +56,20 @@ SHAPES: dict[str, Field] = {  # within a circle of radius 1
     "star": _star,
     "cross": lambda x, y: np.minimum(_bar(x, y), _bar(y, x)),
 }
-TEXTURES: dict[str, Field] = {  # of period 1; stripes and dots cover the same area, so that colour says nothing
+TEXTURES: dict[str, Field] = {  # of period 1; all cover three tenths, so that colour says nothing
     "striped": lambda x, y: _wave(y) - 0.15,
+    "barred": lambda x, y: _wave(x) - 0.15,
     "dotted": lambda x, y: np.sqrt(_wave(x) ** 2 + _wave(y) ** 2) - 0.309,
-    "checked": lambda x, y: 4 * (_wave(x) - 0.25) * (_wave(y) - 0.25),
+    "netted": lambda x, y: np.minimum(_wave(x), _wave(y)) - 0.082,
+    "zigzag": lambda x, y: 0.7 * (_wave(y + _wave(x)) - 0.15),
 }
-LOOKS = {f"{name} {shape}": (SHAPES[shape], TEXTURES[name]) for shape in SHAPES for name in ("striped", "dotted")}
-CLUTTER = [(shape, texture) for shape in (_bar, *SHAPES.values()) for texture in (None, None, TEXTURES["checked"])]
+# Each texture comes with two shapes and each shape with two textures, so that either alone is right half of the time.
+LOOKS = {
+    f"{texture} {shape}": (SHAPES[shape], TEXTURES[texture])
+    for number, texture in enumerate(TEXTURES)
+    for shape in (list(SHAPES)[number], list(SHAPES)[(number + 1) % len(SHAPES)])
+}
+CLUTTER: list[Look] = [(shape, texture) for shape in (_bar, *SHAPES.values()) for texture in (None, None, _checks)]
 CLASSES: tuple[str, ...] = tuple(LOOKS)
 
 
