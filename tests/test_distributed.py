@@ -44,3 +44,10 @@ def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
             assert rounded["share"].dtype == torch.float32
             error = (rounded["share"] - share).abs().mean()  # attention itself is rounded
             assert error < 0.3 * (share - half[1].lam).abs().mean()
+
+
+def test_a_sharded_run_is_saved_whole_and_goes_on(tmp_path: Path) -> None:
+    for rank in launch(workers.sharded_run, tmp_path):
+        assert rank["update"] == 1
+        assert torch.equal(rank["found"], rank["expected"])
+        assert rank["shapes"] == {name: value.shape for name, value in build("vit").state_dict().items()}

@@ -1,12 +1,15 @@
 """What runs in the processes of test_distributed.py."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from accelerate import Accelerator
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -14,6 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labelflow as lf
 from helpers import box_mix, build, images_for
+from labelflow.engine.checkpoint import Checkpoints, State
+from labelflow.engine.ema import Ema
+from labelflow.engine.run import Run
+from labelflow.targets import TLAlign
 
 
 def start(rank: int, work: Callable[[int], object], folder: Path, world: int) -> None:
@@ -75,3 +82,50 @@ def fsdp(rank: int) -> dict[str, object]:
             loss, share = step(aligned, images, mix, y)
             results[family, precision] = {"loss": loss.float(), "share": share, "kept": kept}
     return results
+
+
+def sharded_run(rank: int) -> dict[str, object]:
+    """A sharded student, its average and its optimiser, saved and loaded into another one."""
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in launched.items()})
+    accelerator = Accelerator(cpu=True)
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    images, mix, y = halves("vit")[rank]
+
+    def sharded(seed: int) -> tuple[lf.Student, Ema, torch.optim.Optimizer, Checkpoints]:
+        torch.manual_seed(seed)
+        model = build("vit")
+        with torch.no_grad():
+            model.head.weight.normal_()
+        student = lf.Student(model, {"flow"})
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(student, mesh=mesh)
+        optimizer, ema = torch.optim.AdamW(model.parameters(), lr=0.01), Ema(model, decay=0.5)
+        return student, ema, optimizer, Checkpoints(Run(folder[0]), student, optimizer, ema, accelerator, keep=1)
+
+    def update(student: lf.Student, ema: Ema, optimizer: torch.optim.Optimizer) -> Tensor:
+        loss = lf.total(TLAlign()(student(mix.apply(images), mix), y, mix))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update()
+        with ema.weights(), torch.no_grad():
+            return student(images).logits
+
+    student, ema, optimizer, checkpoints = sharded(0)
+    update(student, ema, optimizer)
+    checkpoints.save(State(update=1, best=0.5, best_update=1))
+    expected = update(student, ema, optimizer)
+    student, ema, optimizer, checkpoints = sharded(1)
+    state = checkpoints.load()
+    found = update(student, ema, optimizer)
+    weights = load_file(f"{folder[0]}/best.safetensors")
+    return {
+        "expected": expected,
+        "found": found,
+        "update": state.update,
+        "shapes": {k: v.shape for k, v in weights.items()},
+    }
