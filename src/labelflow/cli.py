@@ -86,7 +86,7 @@ def train(name: str, args: Sequence[str]) -> None:
     if not _is_main_process():
         return
     page = write_report(options.out)
-    print(f"\nReached {metrics['top1']:.1f} % top-1 on the evaluation images.")
+    print(f"\nReached {metrics.get('ema_top1', metrics['top1']):.1f} % top-1 on the evaluation images.")
     print(f"  look at it     {page}")
     print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
     if entry.name == "quickstart":
