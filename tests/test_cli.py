@@ -110,6 +110,8 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
         (["train", "quickstart", "--group", "48"], "cannot be cut"),
+        (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
+        (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
         (["train", "quickstart", "--start", "nowhere.safetensors"], "there is no checkpoint nowhere"),
         (["eval", "nowhere"], "nowhere is not a run"),

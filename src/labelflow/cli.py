@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
@@ -125,7 +126,7 @@ def classify(run: Positional[Path], images: Positional[tuple[Path, ...]], top: i
     for path in images:
         try:
             image = read(path)
-        except OSError as error:
+        except Exception as error:  # damaged files make PIL raise all kinds of them
             raise ValueError(f"cannot read the image {path}: {error}") from None
         likeliest = predict(loaded, [image], top)[0]
         print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
@@ -167,9 +168,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("labelflow train RECIPE --help their settings.")
         else:
             train(rest[0], rest[1:])
-    except (ValueError, OSError) as error:
-        print(f"labelflow: {' '.join(str(error).split())}", file=sys.stderr)
+    except torch.OutOfMemoryError:
+        print("labelflow: the device is out of memory; choose a smaller --group, or --checkpointing", file=sys.stderr)
         return 2
+    except (ValueError, OSError, AssertionError) as error:  # timm asserts that images fit its models
+        told = str(error).split("Original Traceback")[-1] if "Original Traceback" in str(error) else str(error)
+        told = told.strip().splitlines()[-1] if told != str(error) else told  # of a worker: what it raised
+        print(f"labelflow: {' '.join(told.split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("labelflow: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -33,6 +33,9 @@ def test_one_folder_is_split_by_names_and_seed_alone(photos: Path) -> None:
     assert Folder(photos, "val", 0.3).samples == val.samples
     assert Folder(photos, "val", 0.3, seed=1).samples != val.samples
     picture(photos / "cat" / "new.png")
+    picture(photos / "cat" / "._hidden.png")
+    picture(photos / "cat" / ".ipynb_checkpoints" / "new.png")
+    assert len(Folder(photos, "train", 0.3)) + len(Folder(photos, "val", 0.3)) == 21
     assert len({name for name, _ in val.samples} - {name for name, _ in Folder(photos, "val", 0.3).samples}) <= 1
 
 

@@ -1,8 +1,10 @@
 """The parts of the engine against their formulas, and what it does when things go wrong."""
 
 import math
+import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -16,12 +18,14 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
-from labelflow.data import Data
+from labelflow.data import Batch, Data
 from labelflow.engine import Interrupted, Run, Training
 from labelflow.engine.ema import Ema
 from labelflow.engine.optim import make_optimizer, make_schedule
+from labelflow.models.create import create
 from labelflow.recipes import find
-from labelflow.tasks import Recipe, load_run, train_run
+from labelflow.tasks import Recipe, evaluate_run, load_run, train_run
+from labelflow.tasks.classify import measure
 
 TINY = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
@@ -128,6 +132,51 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     assert all(value.isfinite().all() for value in weights)
 
 
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss does not tell of what its own update did."""
+    real = Ema.update
+
+    def overflow(self: Ema) -> None:
+        real(self)
+        self.model.head.weight.data.fill_(float("inf"))
+
+    monkeypatch.setattr(Ema, "update", overflow)
+    with pytest.raises(ValueError, match="weights are not finite after update 1"):
+        train_run(TINY.change(ema=0.5, save_updates=1), tmp_path / "run", resume=False)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+def test_what_cannot_be_told_apart_is_not_right() -> None:
+    batch = Batch(torch.zeros(6, 3, 8, 8), torch.arange(6), torch.ones(6), [])
+    assert measure(torch.zeros(6, 6), batch)["top1"] == 1
+    logits = torch.randn(6, 6)
+    assert measure(logits, batch)["top1"] == (logits.argmax(1) == batch.labels).sum()
+    assert measure(logits, batch)["top5"] == (logits.argsort(1).argsort(1).diagonal() >= 1).sum()
+
+
+def test_a_run_on_a_stream(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in "ab":
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / "set" / split / name / f"{number}.png")
+    how = {"data": f"hfids/{tmp_path / 'set'}", "val_split": "validation", "train_samples": 16, "val_samples": 16}
+    metrics = train_run(TINY.change(**how), tmp_path / "run", resume=False)
+    assert 0 <= metrics["top1"] <= 100
+
+
+def test_a_run_killed_before_its_first_checkpoint_forgets_its_metrics(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    train_run(TINY, run.folder, resume=False)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints" / ".00000007.draft").mkdir(parents=True)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "tra')
+    train_run(TINY, run.folder, resume=True)
+    assert [line["update"] for line in run.metrics() if line["kind"] == "train"] == list(range(1, 7))
+    assert not list(run.folder.rglob("*.draft"))
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_run(TINY, run, resume=False)
@@ -139,7 +188,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.RLIMIT_FSIZE, (20_000, hard)
     )  # no file may grow beyond: writing fails as on a full disk
     try:
-        with pytest.raises(Exception, match=r"File too large|Errno 27|os error 27"):
+        with pytest.raises(OSError, match="what was saved before is kept"):
             train_run(longer.change(epochs=3), run, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -150,13 +199,16 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     train_run(longer.change(epochs=3), run, resume=True)
 
 
-def test_ctrl_c_saves_and_can_be_resumed(tmp_path: Path) -> None:
-    recipe = TINY.change(epochs=4)
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_a_run_saves_and_can_be_resumed(tmp_path: Path, asked: signal.Signals) -> None:
+    recipe = TINY.change(epochs=4, workers=1)
 
     def interrupt() -> None:
         while len(Run(tmp_path / "stopped").metrics()) < 4:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        for child in multiprocessing.active_children():  # as a terminal and a scheduler do
+            os.kill(child.pid, asked)
+        os.kill(os.getpid(), asked)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(Interrupted, match="and saved"):
@@ -200,8 +252,22 @@ class TestFolders:
         assert after.pos_embed.shape[1] == 37
         assert after.head.out_features == 2
 
+    def test_evaluation_at_another_size(self, tmp_path: Path) -> None:
+        train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
+        assert evaluate_run(tmp_path / "run", image_size=48).keys() == {"top1", "top5", "loss"}
+
     def test_a_checkpoint_of_another_model(self, tmp_path: Path) -> None:
         train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
+        deeper = TINY.change(model=TINY.model.replace("depth=2", "depth=3"), start=str(tmp_path / "run"))
+        with pytest.raises(ValueError, match="weights of another model"):
+            train_run(deeper, tmp_path / "x", resume=False)
+        card = Run(tmp_path / "run").read("model.json")
+        weights = {f"backbone.{key}": value for key, value in load_run(tmp_path / "run").model.state_dict().items()}
+        torch.save(weights, tmp_path / "wrapped.pt")
+        with pytest.raises(ValueError, match="weights of another model"):
+            create(card["model"], start=str(tmp_path / "wrapped.pt"), **card["arguments"])
+        with pytest.raises(ValueError, match="weights of another model"):  # with other classes, too
+            create(card["model"], start=str(tmp_path / "wrapped.pt"), **{**card["arguments"], "num_classes": 3})
         with pytest.raises(ValueError, match="weights of another model"):
             train_run(TINY.change(start=str(tmp_path / "run"), model="pvt_v2_b0"), tmp_path / "x", resume=False)
         with pytest.raises(ValueError, match="no checkpoint"):

@@ -1,9 +1,11 @@
 """Recipes against the papers' tables, and each for one real step."""
 
 import pytest
+import timm
 import torch
 
 from labelflow.chance import generator
+from labelflow.data import check_groups
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixUp
@@ -121,6 +123,11 @@ def test_every_recipe_says_where_it_comes_from() -> None:
         assert not entry.parent or entry.parent in RECIPES, entry.name
         assert (entry.top1 is None) == (not entry.source), entry.name
         assert f"labelflow train {entry.name}" in entry.command
+        check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
+
+
+def test_swin_starts_from_imagenet_1k() -> None:
+    assert timm.get_pretrained_cfg(find("swin_base_tl_align").recipe.model).tag == "ms_in1k"
 
 
 SMALLER = {

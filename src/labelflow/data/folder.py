@@ -33,8 +33,11 @@ class Folder:
             if unknown:
                 raise ValueError(f"{half} has classes that {halves['train']} has not: {_few(unknown)}")
         self.samples: list[tuple[str, int]] = []
+        empty = []
         for index, name in enumerate(self.classes):
             files = _images((half or self.root) / name)
+            if not files and (half or self.root) == (halves["train"] or self.root):
+                empty.append(name)
             if half is None:
                 if not 0 < val_fraction < 1:
                     raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
@@ -44,6 +47,11 @@ class Folder:
                 files = [file for file in files if (file in aside) == (split == "val")]
             folder = str((half or self.root) / name)
             self.samples += [(os.path.join(folder, file), index) for file in files]
+        if empty:
+            raise ValueError(
+                f"{halves['train'] or self.root} has class folders without images: {_few(empty)}; "
+                f"images end in {_few(sorted(EXTENSIONS))}"
+            )
         if not self.samples:
             raise ValueError(f"{half or self.root} has no images for the split {split!r}")
 
@@ -66,22 +74,18 @@ def _classes(root: Path) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise ValueError(f"{root} has no class folders; it should hold one folder of images for each class")
-    empty = [name for name in names if not _images(root / name)] if len(names) <= 100 else []
-    if empty:
-        raise ValueError(
-            f"{root} has class folders without images: {_few(empty)}; images end in {_few(sorted(EXTENSIONS))}"
-        )
     return names
 
 
 def _images(folder: Path) -> list[str]:
-    """Paths below the folder, sorted. A class that a split lacks has none."""
-    return sorted(
-        os.path.relpath(os.path.join(where, file), folder)
-        for where, _, files in os.walk(folder)
-        for file in files
-        if os.path.splitext(file)[1].lower() in EXTENSIONS
-    )
+    """Paths below the folder, sorted, hidden ones left out. A class that a split lacks has none."""
+    found = []
+    for where, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = os.path.relpath(where, folder)
+        images = [name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS and name[0] != "."]
+        found += [os.path.normpath(os.path.join(below, name)) for name in images]
+    return sorted(found)
 
 
 def _aside(files: list[str], fraction: float) -> int:

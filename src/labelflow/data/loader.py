@@ -88,7 +88,7 @@ def _stream_groups(
 
 
 def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":
-    """Every sample once, dealt to the processes; can be read again and again."""
+    """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
     transform = eval_transform(data)
     if isinstance(source, Stream):
         return _loader(Streamed(source, transform, 0, 0), data, batch_size=batch)
@@ -116,8 +116,9 @@ def _cores() -> int:
 
 
 def _leave_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process; what to do is the main one's business."""
+    """Ctrl-C and a scheduler's SIGTERM reach every process; what to do is the main one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Unreadable:

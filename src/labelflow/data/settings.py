@@ -58,3 +58,12 @@ class Data:
     """Processes that read images, on each machine's process; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
     """How many images that cannot be read are skipped, and told, before the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1 or self.repeats < 1:
+            raise ValueError(f"image_size and repeats must be at least 1, not {self.image_size} and {self.repeats}")
+        if not 0 < self.test_crop <= 1:
+            raise ValueError(f"test_crop, a part of the side, must lie in (0, 1], not {self.test_crop}")
+        for name in ("flip", "erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")

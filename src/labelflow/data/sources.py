@@ -65,7 +65,9 @@ def _torchvision(name: str, data: Data, split: str) -> Source:
     options = [{**part, "root": data.root} for part in splits[split]]
     try:
         parts = [made(**option) for option in options]
-    except RuntimeError:  # not there yet
+    except RuntimeError as error:  # not there yet
+        if "scipy" in str(error).lower():
+            raise ValueError(f"torch/{name} needs scipy: pip install scipy") from None
         parts = [made(**option, download=True) for option in options]
     classes = [str(label) for label in parts[0].classes]
     dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
@@ -110,7 +112,11 @@ def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
 
     part = _split(data, split)
     dataset = datasets.load_dataset(name, split=part, streaming=True)
-    samples = (data.train_samples if split == "train" else data.val_samples) or dataset.info.splits[part].num_examples
+    samples = data.train_samples if split == "train" else data.val_samples
+    if not samples:
+        if not dataset.info.splits:
+            raise ValueError(f"hfids/{name} does not say how many samples it has: --train-samples and --val-samples do")
+        samples = dataset.info.splits[part].num_examples
     classes = _hugging_face_classes(dataset.features, name)
 
     if split == "train":
@@ -171,6 +177,6 @@ def open_source(data: Data, split: str) -> Source | Stream:
     """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
     prefix, _, name = data.data.partition("/")
     make = SOURCES.get(prefix.partition("(")[0])
-    if make is not None:
+    if make is not None and bool(name) == (prefix in ("torch", "hfds", "hfids")):
         return make(name, data, split)
     return Folder(data.data, split, data.val_fraction, data.split_seed)

@@ -76,7 +76,7 @@ class Views(Dataset[View]):
             index = (draw.sample + attempt) % len(self.source)
             try:
                 image, label = self.source.load(index)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises
+            except Exception as error:  # damaged files make PIL raise all kinds of them
                 problem = problem or f"{self.source.name(index)}: {error}"
                 if self.training:
                     continue

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -56,12 +57,15 @@ class Checkpoints:
             state.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
             if not folder.exists():  # one that exists is whole, and the same
-                with whole_folder(folder) as draft:
-                    save_file(_bare(weights), draft / "model.safetensors")
-                    if average is not None:
-                        save_file(_packed(average), draft / "ema.safetensors")
-                    torch.save(optimizer, draft / "optimizer.pt")
-                    (draft / "state.json").write_text(json.dumps(asdict(state)))
+                try:
+                    with whole_folder(folder) as draft:
+                        save_file(_bare(weights), draft / "model.safetensors")
+                        if average is not None:
+                            save_file(_packed(average), draft / "ema.safetensors")
+                        torch.save(optimizer, draft / "optimizer.pt")
+                        (draft / "state.json").write_text(json.dumps(asdict(state)))
+                except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three dialects
+                    raise OSError(f"cannot write {folder}, what was saved before is kept: {error}") from error
             self._publish(folder, state)
             for old in _folders(self.run)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -70,7 +74,14 @@ class Checkpoints:
     def load(self) -> State:
         """Go on from the newest checkpoint, or start anew where there is none."""
         folders = _folders(self.run)
+        self._check_agreement(int(folders[-1].name) if folders else 0)
+        if self.accelerator.is_main_process:
+            for draft in (self.run / "checkpoints").glob(".*.draft"):  # a kill left it
+                shutil.rmtree(draft, ignore_errors=True)
         if not folders:
+            if self.accelerator.is_main_process:
+                self.run.rewind(0)
+            self.accelerator.wait_for_everyone()
             return State()
         state = State(**json.loads((folders[-1] / "state.json").read_text()))
         weights = load_file(folders[-1] / "model.safetensors")
@@ -92,6 +103,15 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
         return state
 
+    def _check_agreement(self, update: int) -> None:
+        """All processes see the same files."""
+        found = torch.tensor([update, -update], device=self.accelerator.device)
+        newest, oldest = self.accelerator.reduce(found, "max").tolist()
+        if newest != -oldest:
+            raise ValueError(
+                f"processes see other checkpoints in {self.run.folder}: it must lie on a shared file system"
+            )
+
     def _publish(self, folder: Path, state: State) -> None:
         """best.safetensors and last.safetensors: the average's weights where there is one."""
         weights = folder / ("ema.safetensors" if self.ema else "model.safetensors")
@@ -105,10 +125,6 @@ def _folders(run: Run) -> list[Path]:
     """Whole checkpoints, oldest first."""
     parent = run / "checkpoints"
     return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
-
-
-def has_checkpoint(run: Run) -> bool:
-    return bool(_folders(run))
 
 
 def _bare(weights: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -1,9 +1,11 @@
 """Evaluation on all processes."""
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from labelflow.engine.task import Evaluated
@@ -17,12 +19,24 @@ def evaluate(
     training = student.training
     student.eval()
     sums: dict[str, Tensor] = {}
+    problems: list[str] = []
     batches = task.eval_batches(accelerator.process_index, accelerator.num_processes)
-    count = len(batches) if isinstance(batches, Sized) else 0
+    count = _length(batches)
     for number, batch in enumerate(batches, 1):
-        task.unreadable(batch.problems)
+        problems += batch.problems
         for name, value in task.measure(student, batch.to(accelerator.device)).items():
             sums[name] = sums[name] + value if name in sums else value
         advance(number / count if count else 0.0)
     student.train(training)
+    task.unreadable(gather_object(problems))
+    if not sums:
+        raise ValueError("a process has nothing to evaluate: choose fewer processes, or a smaller --eval-batch")
     return task.metrics({name: accelerator.reduce(value, "sum") for name, value in sums.items()})
+
+
+def _length(batches: Any) -> int:
+    """How many there are; 0 for a stream, which does not know."""
+    try:
+        return len(batches)
+    except TypeError:
+        return 0

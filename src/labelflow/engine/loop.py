@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from labelflow.chance import Purpose, generator, seed_of
 from labelflow.engine.checkpoint import Checkpoints
@@ -44,6 +46,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)
     metrics = _last_evaluation(run)
+    problems: list[str] = []  # samples that could not be read, since they were last told
 
     student.train()
     batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
@@ -53,7 +56,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             lr = schedule(update)
             for step in range(accumulated):
                 batch = next(batches).to(accelerator.device)
-                task.unreadable(batch.problems)
+                problems += batch.problems
                 group = step * accelerator.num_processes + accelerator.process_index
                 torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, group))
                 with accelerator.accumulate(student):
@@ -71,18 +74,23 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
 
             epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0
             last, due = state.update == updates, state.update % training.log_updates == 0
-            if due or epoch_ends:
-                ledger.write(state.update, lr)
             evaluated = last or (epoch_ends and epoch % training.eval_epochs == 0)
+            saved = evaluated or state.update % training.save_updates == 0
+            if due or epoch_ends or saved:
+                ledger.write(state.update, lr)
+                task.unreadable(gather_object(problems))
+                problems = []
             if evaluated:
+                _check_finite(model, state.update, accelerator)
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)
                 headline = metrics["ema_" * bool(ema) + task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update
             stop = (due or accelerator.num_processes == 1) and asked_to_stop(accelerator)
-            if epoch_ends or last or stop or state.update % training.save_updates == 0:
-                ledger.write(state.update, lr)  # nothing that is not finite is ever saved
+            if saved or stop:
+                ledger.write(state.update, lr)
+                _check_finite(model, state.update, accelerator)  # nothing that is not finite is ever saved
                 checkpoints.save(state)
                 ledger.start_clock()
             if stop and not last:
@@ -100,6 +108,18 @@ def _evaluate(
             average = evaluate(task, student, accelerator, progress.evaluating)
         metrics |= {f"ema_{name}": value for name, value in average.items()}
     return metrics
+
+
+@torch.no_grad()
+def _check_finite(model: torch.nn.Module, update: int, accelerator: Accelerator) -> None:
+    """A loss tells of the weights before its update; this, of those after it."""
+    values = [value.to_local() if isinstance(value, DTensor) else value for value in model.parameters()]
+    bad = torch.stack([(~value.isfinite()).any() for value in values]).any().float()
+    if accelerator.reduce(bad, "sum").item():
+        raise ValueError(
+            f"the weights are not finite after update {update}; the last good checkpoint is kept. Try a smaller --lr, "
+            "or --clip 1"
+        )
 
 
 def _last_evaluation(run: Run) -> dict[str, float]:
@@ -177,14 +197,13 @@ class Ledger:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[Accelerator], bool]]:
-    """Ctrl-C and SIGTERM ask to stop, and are answered after an update, by all processes at once. Asked twice, Python
-    stops as usual."""
+    """Ctrl-C and SIGTERM ask to stop, and are answered after an update, by all processes at once. A second
+    Ctrl-C stops at once."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
         asked.append(number)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM)}
 

@@ -23,7 +23,7 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
             gradient_accumulation_plugin=GradientAccumulationPlugin(
                 num_steps=max(1, training.batch // training.group // processes), sync_with_dataloader=False
             ),
-            log_with=training.tracker or None,
+            log_with=(training.tracker or None) if folder else None,
             project_config=ProjectConfiguration(str(folder)) if folder else None,
             step_scheduler_with_optimizer=False,
         )
@@ -34,6 +34,11 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
             f"FSDP was asked for but is not active: Accelerate runs {accelerator.distributed_type.value} on "
             f"{accelerator.device.type}. FSDP needs GPUs; leave --use_fsdp out here"
         )
+    if folder and training.tracker and not accelerator.log_with:
+        raise ValueError(f"the tracker {training.tracker} is not installed: pip install {training.tracker}")
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", training.precision)
+    if launched not in (training.precision, "no"):
+        raise ValueError(f"accelerate was launched with {launched}, the recipe says --precision {training.precision}")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("labelflow trains with FSDP 2, not 1: accelerate launch --use_fsdp --fsdp_version 2 …")
     if accelerator.num_processes != processes:

@@ -37,7 +37,7 @@ class Choose:
         if not self.per_sample:
             return self.mixers[int(choice)](images, generator)
         mixes = [mixer(images, generator) for mixer in self.mixers]
-        choice, sample = choice.to(images.device), torch.arange(batch, device=images.device)
+        choice, sample = choice.to(images.device, non_blocking=True), torch.arange(batch, device=images.device)
         partner = torch.stack([mix.partner for mix in mixes])[choice, sample]
         share = torch.stack([mix.share for mix in mixes])[choice, sample]
         return Mix(partner, share)

@@ -55,7 +55,7 @@ class CutMix:
         partner = partners(self.pairing, batch, images.device, generator)
         count = batch if self.per_sample else 1
         box = self._boxes((height // self.grid, width // self.grid), count, generator)
-        box = (box * self.grid).to(images.device)
+        box = (box * self.grid).to(images.device, non_blocking=True)
         share = 1 - _inside(box, height, width)
         return Mix(partner, share.expand(batch, -1, -1, -1))
 

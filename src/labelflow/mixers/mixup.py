@@ -21,7 +21,11 @@ class MixUp:
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, height, width = check_images(images, generator)
         partner = partners(self.pairing, batch, images.device, generator)
-        lam = draw_beta(self.alpha, batch if self.per_sample else 1, generator).float().to(images.device)
+        lam = (
+            draw_beta(self.alpha, batch if self.per_sample else 1, generator)
+            .float()
+            .to(images.device, non_blocking=True)
+        )
         return Mix(partner, lam.reshape(-1, 1, 1, 1).expand(batch, 1, height, width))
 
 

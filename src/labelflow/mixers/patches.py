@@ -47,7 +47,7 @@ class _Patches:
         partner = partners(self.pairing, batch, images.device, generator)
         lam = draw_beta(self.alpha, batch if self.per_sample else 1, generator)
         pasted = torch.round((1 - lam) * grid[0] * grid[1]).long()
-        share = 1 - self._chosen(pasted, grid, generator).float().to(images.device)  # (count, h, w)
+        share = 1 - self._chosen(pasted, grid, generator).float().to(images.device, non_blocking=True)  # (count, h, w)
         share = share.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)
         return Mix(partner, share.unsqueeze(1).expand(batch, -1, -1, -1))
 

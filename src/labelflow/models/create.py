@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from safetensors import SafetensorError
 from timm.models import load_state_dict
 from torch import Tensor, nn
@@ -31,9 +30,13 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
             return timm.create_model(name, pretrained=True, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
             raise ValueError(f"timm's weights of {name} are not to be had: {_first_line(error)}") from None
-    weights = read_weights(start)
-    classes = _classifier_rows(_create(model, name, **arguments), weights)
-    overlay = {"state_dict": weights, "num_classes": classes, "custom_load": False}
+    fresh = _create(model, name, **arguments)
+    weights = _with_classifier(read_weights(start), fresh)
+    overlay = {
+        "state_dict": weights,
+        "num_classes": fresh.num_classes,
+        "custom_load": False,
+    }  # as strict as timm can be
     try:
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
     except (RuntimeError, KeyError) as error:
@@ -50,7 +53,7 @@ def _create(model: str, name: str, **arguments: Any) -> nn.Module:
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """From a safetensors or torch file, without executing anything in it."""
     try:
-        return load_state_dict(str(path))
+        return load_state_dict(str(path), weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     except (RuntimeError, SafetensorError, OSError, EOFError, KeyError, TypeError) as error:
@@ -66,14 +69,16 @@ def load_exactly(model: nn.Module, path: Path | str) -> nn.Module:
     return model
 
 
-def _classifier_rows(model: nn.Module, weights: dict[str, Tensor]) -> int:
-    """How many classes the weights tell apart."""
-    cfg: Any = model.pretrained_cfg
+def _with_classifier(weights: dict[str, Tensor], fresh: nn.Module) -> dict[str, Tensor]:
+    """The weights, and a new model's classifier where theirs is for another number of classes, or missing."""
+    cfg: Any = fresh.pretrained_cfg
     names = cfg.get("classifier") or ()
+    own = fresh.state_dict()
     for name in (names,) if isinstance(names, str) else names:
-        if isinstance(weights.get(f"{name}.weight"), torch.Tensor):
-            return len(weights[f"{name}.weight"])
-    return -1  # none, so it starts anew
+        for key in (f"{name}.weight", f"{name}.bias"):
+            if key in own and (key not in weights or weights[key].shape != own[key].shape):
+                weights = {**weights, key: own[key]}
+    return weights
 
 
 def _first_line(error: BaseException) -> str:

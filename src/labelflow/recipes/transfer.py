@@ -33,6 +33,7 @@ def transferred(size: str, data: str) -> Recipe:
         epochs=1000,
         batch=768,
         group=96,
+        eval_epochs=10,
     )
 
 

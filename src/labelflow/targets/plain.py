@@ -15,4 +15,4 @@ class Plain:
         return Student(model)
 
     def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
-        return [Term("class", F.cross_entropy(output.logits, mix.blend(labels)))]
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(labels)))]

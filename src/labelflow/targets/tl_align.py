@@ -26,4 +26,4 @@ class TLAlign:
     def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
         assert output.flow is not None
         share = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits, mix.blend(labels, share)))]
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(labels, share)))]

@@ -21,4 +21,4 @@ class TransMix:
     def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
         assert output.flow is not None
         seen = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits, mix.blend(labels, (mix.lam + seen) / 2)))]
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(labels, (mix.lam + seen) / 2)))]

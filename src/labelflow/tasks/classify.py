@@ -107,6 +107,7 @@ class Classification(Evaluation):
                 "smaller --batch (and --group)"
             )
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
+        _check_colours(recipe, self.model_name)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
         if recipe.training.checkpointing:
@@ -140,11 +141,11 @@ class Classification(Evaluation):
 
 def measure(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
     """Sums over a batch that add up over batches: logits (B, C)."""
-    ranks = (logits > logits.gather(1, batch.labels[:, None])).sum(1)  # how many classes are ahead of the right one
+    likeliest = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]  # (B, 5)
     losses = F.cross_entropy(logits, batch.labels, reduction="none")
     return {
-        "top1": ((ranks < 1) * batch.weights).sum(),
-        "top5": ((ranks < 5) * batch.weights).sum(),
+        "top1": (likeliest[:, 0] * batch.weights).sum(),
+        "top5": (likeliest.any(1) * batch.weights).sum(),
         "loss": (losses * batch.weights).sum(),
         "samples": batch.weights.sum(),
     }
@@ -158,6 +159,15 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
     if cfg is not None and cfg.fixed_input_size:
         arguments["img_size"] = recipe.data.image_size
     return name, arguments | given
+
+
+def _check_colours(recipe: Recipe, name: str) -> None:
+    """timm's weights know images that were normalised in their way."""
+    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    seen = recipe.data
+    if recipe.start == "pretrained" and cfg and (tuple(cfg.mean), tuple(cfg.std)) != (seen.mean, seen.std):
+        mean, std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
+        raise ValueError(f"timm's weights of {name} expect other colours: --mean {mean} --std {std}")
 
 
 def weights_file(start: str) -> str:

@@ -18,10 +18,10 @@ from torch import nn
 
 from labelflow.align import Student
 from labelflow.data import Data, check_groups, eval_transform
-from labelflow.engine import Run, Training, evaluate, make_accelerator, train
+from labelflow.engine import Interrupted, Run, Training, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import create, load_exactly
-from labelflow.tasks.classify import Classification, Evaluation, Recipe, check_classes
+from labelflow.tasks.classify import Classification, Evaluation, Recipe, check_classes, weights_file
 
 # What may change when a run goes on: it changes what is kept and shown, not what is computed.
 FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
@@ -36,7 +36,8 @@ def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "") -> dic
     accelerator.wait_for_everyone()
     with Progress(quiet=not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.model}, {recipe.mixer}, {recipe.target}, in {folder}")
-        task = Classification(recipe, progress.say)
+        with accelerator.local_main_process_first():  # which downloads what is not there
+            task = Classification(recipe, progress.say)
         card = {**task.card, "samples": task.samples}
         if (run / "model.json").exists():
             before = run.read("model.json")
@@ -60,9 +61,12 @@ def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "") -> dic
             f"{accelerator.num_processes} process{'es' * (accelerator.num_processes > 1)} on {accelerator.device.type}"
         )
         try:
-            return train(task, recipe.training, run, accelerator, progress)
-        finally:
+            metrics = train(task, recipe.training, run, accelerator, progress)
+        except Interrupted:  # in all processes; where one fails alone, the others must not be waited for
             accelerator.end_training()
+            raise
+        accelerator.end_training()
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,16 @@ class Loaded:
     model: nn.Module
 
 
-def load_run(folder: Path | str, weights: str = "best") -> Loaded:
-    """The model of a run, in eval mode. weights: best, last, or a file."""
+def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded:
+    """The model of a run, in eval mode. weights: best (or last, before the first evaluation), last, or a file."""
     run = Run(folder)
     recipe, card = read_recipe(run), run.read("model.json")
-    file = run / f"{weights}.safetensors" if weights in ("best", "last") else Path(weights)
-    model = load_exactly(create(card["model"], **card["arguments"]), file)
+    known = {"best": weights_file(str(folder)), "last": str(run / "last.safetensors")}
+    file, arguments = known.get(weights, weights), card["arguments"]
+    if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
+        model = create(card["model"], start=file, **{**arguments, "img_size": image_size})
+    else:
+        model = load_exactly(create(card["model"], **arguments), file)
     return Loaded(recipe, card["classes"], model.eval())
 
 
@@ -95,7 +103,7 @@ def read_recipe(run: Run) -> Recipe:
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
     """The metrics of a run's model on its own evaluation data, or with other settings of Data (`data="folder"`)."""
-    loaded = load_run(folder, weights)
+    loaded = load_run(folder, weights, changes.get("image_size", 0))
     training = loaded.recipe.training
     accelerator = make_accelerator(training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
