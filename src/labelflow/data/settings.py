@@ -64,6 +64,8 @@ class Data:
             raise ValueError(f"image_size and repeats must be at least 1, not {self.image_size} and {self.repeats}")
         if not 0 < self.test_crop <= 1:
             raise ValueError(f"test_crop, a part of the side, must lie in (0, 1], not {self.test_crop}")
+        if self.auto_augment and not self.auto_augment.startswith(("rand-", "augmix-", "original", "v0", "3a")):
+            raise ValueError(f"auto_augment is timm's, such as rand-m9-mstd0.5-inc1, not {self.auto_augment!r}")
         for name in ("flip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")

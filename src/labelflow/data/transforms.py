@@ -14,8 +14,6 @@ Transform = Callable[[Image.Image], Tensor]
 
 def train_transform(data: Data) -> Transform:
     """Random crop, flip, RandAugment or colour jitter, random erasing; normalised."""
-    if data.auto_augment and not data.auto_augment.startswith(("rand-", "augmix-", "original", "v0", "3a")):
-        raise ValueError(f"auto_augment is timm's, such as rand-m9-mstd0.5-inc1, not {data.auto_augment!r}")
     transform = create_transform(
         data.image_size,
         is_training=True,
