@@ -58,9 +58,9 @@ def test_model_costs() -> None:
 
 
 def test_engine_cost(tmp_path: Path) -> None:
-    options = ["--rounds", "1", "--updates", "3", "--batch", "4", "--out", tmp_path]
+    options = ["--rounds", "1", "--updates", "5", "--batch", "4", "--out", tmp_path]
     assert "CutMix + TL-Align" in run("benchmarks/engine_cost.py", *options)
-    assert json.loads((tmp_path / "engine_cost.json").read_text())["speed"]["bare"] == 1
+    assert json.loads((tmp_path / "engine_cost.json").read_text())["speed"]["CutMix"] > 0
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(labelflow.__path__, "labelflow.")]
