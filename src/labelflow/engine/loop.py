@@ -75,22 +75,21 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0
             last, due = state.update == updates, state.update % training.log_updates == 0
             evaluated = last or (epoch_ends and epoch % training.eval_epochs == 0)
-            saved = evaluated or state.update % training.save_updates == 0
+            stop = (due or accelerator.num_processes == 1) and asked_to_stop(accelerator)
+            saved = evaluated or stop or state.update % training.save_updates == 0
             if due or epoch_ends or saved:
                 ledger.write(state.update, lr)
                 task.unreadable(gather_object(problems))
                 problems = []
+            if saved:
+                _check_finite(model, state.update, accelerator)  # nothing that is not finite is ever saved, or best
             if evaluated:
-                _check_finite(model, state.update, accelerator)
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)
                 headline = metrics["ema_" * bool(ema) + task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update
-            stop = (due or accelerator.num_processes == 1) and asked_to_stop(accelerator)
-            if saved or stop:
-                ledger.write(state.update, lr)
-                _check_finite(model, state.update, accelerator)  # nothing that is not finite is ever saved
+            if saved:
                 checkpoints.save(state)
                 ledger.start_clock()
             if stop and not last:
