@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import labelflow as lf
-from labelflow.align import Follower
+from labelflow.follow import Follower
 
 MODELS = ["deit_small_patch16_224", "swin_tiny_patch4_window7_224", "pvt_small"]
 Step = Callable[[], Tensor]

@@ -20,6 +20,8 @@ __all__ = ["FAMILIES", "GOLDEN", "box_mix", "build", "fill", "golden", "images_f
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 SWIN = {"patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
 PVT = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 2, 1, 2), "num_classes": 5}
+LVVIT = {"img_size": 64, "embed_dim": 24, "depth": 3, "num_heads": 3, "stem_width": 8, "num_classes": 5}
+T2T = {"token_dim": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 
 # name: (timm model, its arguments, an image size it takes)
 FAMILIES: dict[str, tuple[str, dict, tuple[int, int]]] = {
@@ -57,6 +59,15 @@ FAMILIES: dict[str, tuple[str, dict, tuple[int, int]]] = {
     "pvt, oblong": ("pvt_tiny", {**PVT, "img_size": 64}, (64, 96)),
     "pvt v2": ("pvt_v2_b0", PVT, (64, 64)),
     "pvt v2, linear": ("pvt_v2_b2_li", PVT, (96, 64)),
+    "lvvit": ("lvvit_s", LVVIT, (64, 64)),
+    "lvvit, unfused": ("lvvit_s", LVVIT, (64, 64)),
+    "lvvit, oblong": ("lvvit_l", {**LVVIT, "img_size": (48, 80)}, (48, 80)),
+    "lvvit, any size": ("lvvit_t", {**LVVIT, "dynamic_img_size": True, "dynamic_img_pad": True}, (56, 90)),
+    "lvvit, plain": ("lv_vit_plain_small", LVVIT, (64, 64)),
+    "t2t performer": ("t2t_vit_14", {**T2T, "img_size": 64}, (64, 64)),
+    "t2t performer, oblong": ("t2t_vit_14", {**T2T, "img_size": 64}, (48, 72)),
+    "t2t transformer": ("t2t_vit_t_14", {**T2T, "img_size": 64, "qk_scale": 0.2}, (64, 64)),
+    "t2t transformer, unfused": ("t2t_vit_t_14", {**T2T, "img_size": (40, 64)}, (40, 64)),
 }
 
 
@@ -74,7 +85,7 @@ def sharpen(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
-            scale = 0.5 if "pos_embed" in name or "token" in name else 1.6 / math.sqrt(parameter[0].numel())
+            scale = 0.5 if "pos_embed" in name or name.endswith("_token") else 1.6 / math.sqrt(parameter[0].numel())
             scale = 1.0 if "bias_table" in name else scale
         else:
             scale = 0.1
@@ -92,9 +103,9 @@ def box_mix(images: Tensor) -> lf.Mix:
     return lf.CutMix(alpha=1.0, per_sample=True)(images, torch.Generator().manual_seed(5))
 
 
-def fill(model: nn.Module) -> nn.Module:
-    """The weights behind the golden numbers."""
+def fill(model: nn.Module, skip: tuple[str, ...] = ()) -> nn.Module:
+    """The weights behind the golden numbers; those that `skip` names stay as the model makes them."""
     state = model.state_dict()
-    filled = golden.fill_all({name: tuple(tensor.shape) for name, tensor in state.items()})
+    filled = golden.fill_all({name: tuple(tensor.shape) for name, tensor in state.items()}, skip)
     model.load_state_dict({name: torch.from_numpy(filled[name]) if name in filled else state[name] for name in state})
     return model

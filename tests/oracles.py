@@ -216,10 +216,58 @@ def pvt_v2(model: nn.Module, images: Tensor, mix: Mix, onehot: Tensor) -> Tensor
     return labels.mean((1, 2)).unsqueeze(1)
 
 
+def window_labels(labels: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    """The mean label of each window of a map (B, h, w, C); what lies outside the map does not count."""
+    rows, columns = ((side + 2 * padding - size) // stride + 1 for side in labels.shape[1:3])
+    pooled = torch.zeros(len(labels), rows, columns, labels.shape[-1])
+    for i in range(rows):
+        for j in range(columns):
+            top, left = i * stride - padding, j * stride - padding
+            window = labels[:, max(top, 0) : top + size, max(left, 0) : left + size]
+            pooled[:, i, j] = window.mean((1, 2))
+    return pooled
+
+
+def token_matrix(module: nn.Module, x: Tensor) -> Tensor:
+    """The attention of one of T2T-ViT's token modules, in full: (B, N, C) -> (B, N, N)"""
+    if type(module).__name__ == "TokenTransformer":
+        q, k, _ = module.attn.qkv(module.norm1(x)).chunk(3, -1)
+        return (q @ k.mT / x.shape[-1] ** 0.5).softmax(-1)
+    k, q, _ = module.kqv(module.norm1(x)).double().chunk(3, -1)
+    w = module.w.double()
+    k, q = (torch.exp(z @ w.T - (z * z).sum(-1, keepdim=True) / 2) for z in (k, q))
+    matrix = torch.einsum("bnm,bkm->bnk", q, k)
+    return (matrix / matrix.sum(-1, keepdim=True)).float()
+
+
+def t2t(model: nn.Module, images: Tensor, mix: Mix, onehot: Tensor) -> Tensor:
+    stem, x = model.tokens_to_token, images
+    labels = patch_labels(mix, onehot, 7, 4, 2)
+    for split, module in ((stem.soft_split0, stem.attention1), (stem.soft_split1, stem.attention2)):
+        grid = tuple(labels.shape[1:3])
+        tokens = split(x)
+        flat = labels.flatten(1, 2)
+        flat = (flat + token_matrix(module, tokens) @ flat) / 2
+        x = module(tokens).transpose(1, 2).unflatten(2, grid)
+        labels = window_labels(flat.unflatten(1, grid), 3, 2, 1)
+    labels = torch.cat([image_label(mix, onehot), labels.flatten(1, 2)], 1)
+    seen: list[Tensor] = []  # what goes into each block, positions included
+    hooks = [block.register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0])) for block in model.blocks]
+    model(images)
+    for block, x, hook in zip(model.blocks, seen, hooks, strict=True):
+        hook.remove()
+        attn = block.attn
+        q, k, _ = attn.qkv(block.norm1(x)).unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        labels = (labels + softmax_attention(attn.q_norm(q), k) @ labels) / 2
+    return labels[:, :1]
+
+
 ORACLES = {
     "VisionTransformer": vit,
     "VisionTransformerDistilled": vit,
     "SwinTransformer": swin,
     "PyramidVisionTransformer": pvt,
     "PyramidVisionTransformerV2": pvt_v2,
+    "LVViT": vit,
+    "T2TViT": t2t,
 }

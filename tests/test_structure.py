@@ -10,8 +10,8 @@ import labelflow
 ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
 LAYERS = [
-    *("spec", "chance", "mix", "flow", "loss", "mixers", "models", "adapters", "align"),
-    *("targets", "data", "engine", "tasks", "analysis", "recipes", "cli", "__main__"),
+    *("spec", "chance", "tokens", "mix", "flow", "loss", "sparse", "mixers", "models", "adapters", "follow", "align"),
+    *("targets", "data", "engine", "labels", "tasks", "analysis", "recipes", "label_commands", "cli", "__main__"),
 ]
 
 

@@ -20,7 +20,7 @@ from helpers import box_mix, build, images_for
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.ema import Ema
 from labelflow.engine.run import Run
-from labelflow.targets import TLAlign
+from labelflow.targets import TLAlign, Truth
 
 
 def start(rank: int, work: Callable[[int], object], folder: Path, world: int) -> None:
@@ -107,7 +107,7 @@ def sharded_run(rank: int) -> dict[str, object]:
         return student, ema, optimizer, Checkpoints(Run(folder[0]), student, optimizer, ema, accelerator, keep=1)
 
     def update(student: lf.Student, ema: Ema, optimizer: torch.optim.Optimizer) -> Tensor:
-        loss = lf.total(TLAlign()(student(mix.apply(images), mix), y, mix))
+        loss = lf.total(TLAlign()(student(mix.apply(images), mix), Truth(y), mix))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,10 +1,12 @@
 """labelflow: labels that follow tokens."""
 
-from labelflow import adapters, flow, mixers, models
-from labelflow.align import Aligned, Flow, Layer, Output, Student
+from labelflow import adapters, flow, mixers, models, tokens
+from labelflow.align import Aligned, Output, Student
+from labelflow.follow import Flow, Layer
 from labelflow.loss import Term, soft_labels, total
 from labelflow.mix import Mix
-from labelflow.mixers import BlockPatches, Choose, CutMix, MixUp, NoMix, RandomPatches
+from labelflow.mixers import BlockPatches, Choose, CutMix, MixToken, MixUp, NoMix, RandomPatches
+from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 
 __version__ = "0.1.0"
 
@@ -16,16 +18,21 @@ __all__ = [
     "Flow",
     "Layer",
     "Mix",
+    "MixToken",
     "MixUp",
     "NoMix",
     "Output",
     "RandomPatches",
+    "Sparse",
     "Student",
     "Term",
+    "TokenLabels",
     "adapters",
     "flow",
     "mixers",
     "models",
     "soft_labels",
+    "sparse_cross_entropy",
+    "tokens",
     "total",
 ]

@@ -1,52 +1,33 @@
-"""A model and its labels, side by side.
+"""A model and its labels, side by side: `Aligned`, and the `Student` that a target sees.
 
-`Aligned` hooks the modules that a model's tokens pass through. While `Aligned.forward` runs, and only then, each hook
-moves the labels the way its module has just moved the tokens. The model itself is left alone: its weights, its
-`state_dict`, its logits and its cost at inference are its own.
+Both leave the model alone: its weights, its `state_dict`, its logits and its cost at inference are its own.
 
-Shapes: B batch, C channels, H×W pixels, N tokens, K sources.
+Shapes: B batch, C classes, H×W pixels, N tokens, K sources.
 """
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module
-from labelflow.flow import Labels
+from labelflow.follow import Flow, Follower, Layer, Start
 from labelflow.mix import Mix
+from labelflow.tokens import embedding_of, embeds_channels_first, final_tokens, has_token_head, sequence
 
 Value = TypeVar("Value")
-
-
-class Flow(NamedTuple):
-    """The labels that arrive: (own, partner) for K = 2 sources."""
-
-    heads: Tensor  # (B, heads, K), one row for each classifier; a distilled DeiT has two
-    tokens: Tensor | None  # (B, h·w, K), one row for each patch token, where they were asked for
 
 
 class Output(NamedTuple):
     """What a target sees of one forward pass."""
 
-    logits: Any  # as the model returns them
-    flow: Flow | None  # where it was needed
-
-
-class Layer(NamedTuple):
-    """The labels after one block."""
-
-    name: str  # of the block in the model, such as "blocks.3"
-    share: Tensor  # (B, N): own share of each token; those without a place in the image come first
-    grid: tuple[int, int]
-
-    @property
-    def map(self) -> Tensor:
-        """(B, h, w)"""
-        return self.share[:, self.share.shape[1] - self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
+    logits: Any  # as the model returns them; of the class token alone where an LV-ViT gives token logits
+    tokens: Tensor | None = None  # (B, N, C): logits of each patch token, where they were needed
+    flow: Flow | None = None  # where it was needed
 
 
 class Aligned(nn.Module):
@@ -89,15 +70,20 @@ class Aligned(nn.Module):
 
 
 class Student(nn.Module):
-    """A model as a target sees it: `student(images, mix) -> Output`. Only what `needs` names is computed.
+    """A model as a target sees it: `student(images, mix) -> Output`. Only what `needs` names is computed:
 
-    "flow": the labels that reach each classifier; "tokens": those of the patch tokens, too. Without a mix the model
-    runs as it is: `student(images)` is what is evaluated, through whatever the student is wrapped in.
+    "tokens": logits of every patch token. An LV-ViT has a head for them; any other model gets one here, which is
+    trained beside it and is no part of it: `student.model` is what is evaluated and saved.
+    "flow": the labels (own, partner) that reach each classifier; "flow_tokens": those of the patch tokens, too.
+    "cells": the same with the cells of the final grid as sources, so that any labels of these cells can flow.
+
+    A mix of tokens (`mix.at == "tokens"`) is done here, right after the patch embedding. Without a mix the model runs
+    as it is: `student(images)` is what is evaluated, through whatever the student is wrapped in.
 
     layers, residual: see `Aligned`. label_prefix: False gives tokens without a place in the image no label (TransMix).
     """
 
-    NEEDS = frozenset({"flow", "tokens"})
+    NEEDS = frozenset({"tokens", "flow", "flow_tokens", "cells"})
 
     def __init__(
         self,
@@ -113,7 +99,10 @@ class Student(nn.Module):
             raise ValueError(f"a student cannot give {sorted(unknown)}; it knows {sorted(self.NEEDS)}")
         self.model = model
         self.needs = frozenset(needs)
-        self.follower = Follower(self, model, layers, residual, label_prefix) if needs else None
+        self.follower = Follower(self, model, layers, residual, label_prefix) if self.needs - {"tokens"} else None
+        self.token_head = _token_head(model) if "tokens" in self.needs and not has_token_head(model) else None
+        self.token_mixer = _TokenMixer(self, model)
+        self.grids: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __call__(self, images: Tensor, mix: Mix | None = None) -> Output:
         return super().__call__(images, _Uncast(mix))
@@ -122,9 +111,111 @@ class Student(nn.Module):
         mix = _unwrap(mix)
         if mix is not None and not isinstance(mix, Mix):
             raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(mix).__name__}")
-        if self.follower is None or mix is None:
-            return Output(self.model(images), None)
-        return Output(*self.follower.run(self.model, images, mix.share, tokens="tokens" in self.needs))
+        if mix is None:
+            return Output(self.model(images))
+        start = self._start(images, mix)
+        with self.token_mixer.mixing(mix) if mix.at == "tokens" else nullcontext():
+            return self._followed(images, mix, start)
+
+    def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """The grid (h, w) of the tokens that the model ends with, for images of H×W pixels."""
+        if image_size not in self.grids:
+            training = self.model.training
+            some = next(self.model.parameters())
+            self.model.eval()
+            with torch.no_grad():
+                features = self.model.forward_features(some.new_zeros(1, self._channels(), *image_size))  # type: ignore[operator]
+            self.model.train(training)
+            self.grids[image_size] = final_tokens(self.model, features, *image_size)[1]
+        return self.grids[image_size]
+
+    def no_weight_decay(self) -> set[str]:
+        """The model's own list, under the names that parameters have here."""
+        own = getattr(self.model, "no_weight_decay", set)
+        return {f"model.{name}" for name in own()}
+
+    def _channels(self) -> int:
+        return int(getattr(self.model, "in_chans", 3))
+
+    def _followed(self, images: Tensor, mix: Mix, start: Start | None) -> Output:
+        if self.follower is None:
+            return self._run(images)
+        whole = bool(self.needs & {"flow_tokens", "cells"})
+        output, flow = self.follower.run(self.model, images, mix.share, whole, start=start, call=self._run)
+        return output._replace(flow=flow)
+
+    def _run(self, images: Tensor) -> Output:
+        if "tokens" not in self.needs:
+            return Output(self.model(images))
+        if self.token_head is None:
+            return Output(*self.model.dense_logits(images))  # type: ignore[operator]
+        features = self.model.forward_features(images)  # type: ignore[operator]
+        tokens, _ = final_tokens(self.model, features, *images.shape[2:])
+        return Output(self.model.forward_head(features), self.token_head(tokens))  # type: ignore[operator]
+
+    def _start(self, images: Tensor, mix: Mix) -> Start | None:
+        """The labels of tokens as they leave the patch embedding, where they are not those of their pixels."""
+        if "cells" in self.needs:
+            cells = self.token_grid((images.shape[2], images.shape[3]))
+            return lambda grid: _cells(grid, cells, images.device).expand(len(images), -1, -1)
+        if mix.at == "tokens":
+            return lambda grid: _pair(mix.tokens(grid).flatten(1))
+        return None
+
+
+def _pair(own: Tensor) -> Tensor:
+    return torch.stack([own, 1 - own], -1)
+
+
+def _cells(grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> Tensor:
+    """For each token of a grid, the cell of a coarser (or the same) grid in which it lies: (1, h·w, K)"""
+    rows, columns = (
+        ((torch.arange(fine, device=device) + 0.5) * coarse / fine).long()
+        for fine, coarse in zip(grid, cells, strict=True)
+    )
+    places = rows[:, None] * cells[1] + columns  # (h, w)
+    return F.one_hot(places.flatten(), cells[0] * cells[1]).float().unsqueeze(0)
+
+
+def _token_head(model: nn.Module) -> nn.Linear:
+    """A linear classifier for every token."""
+    width, classes = getattr(model, "num_features", None), getattr(model, "num_classes", None)
+    if not width or not classes or not hasattr(model, "forward_features"):
+        raise ValueError(
+            f"token logits need a timm model with forward_features, num_features and num_classes, which "
+            f"{type(model).__name__} is not"
+        )
+    head = nn.Linear(width, classes)
+    trunc_normal_(head.weight, std=0.02)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class _TokenMixer:
+    """A hook that mixes what the patch embedding returns, while there is a mix (Token Labeling, Eq. 5)."""
+
+    def __init__(self, owner: object, model: nn.Module) -> None:
+        self.mix: Mix | None = None  # None: idle
+        self.embedding = embedding_of(model)
+        if self.embedding is not None:
+            weakref.finalize(owner, self.embedding.register_forward_hook(self).remove)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Tensor) -> Tensor | None:
+        if self.mix is None:
+            return None
+        channels_first = embeds_channels_first(module)
+        mixed = self.mix.apply_to_tokens(sequence(tokens, channels_first))
+        return (mixed.transpose(1, 2) if tokens.ndim == 4 and channels_first else mixed).reshape(tokens.shape)
+
+    @contextmanager
+    def mixing(self, mix: Mix) -> Iterator[None]:
+        if self.embedding is None:
+            raise ValueError("the model has no patch embedding after which tokens could be mixed; use cutmix instead")
+        self.mix = mix
+        try:
+            yield
+        finally:
+            self.mix = None
 
 
 class _Uncast(Generic[Value]):
@@ -136,161 +227,3 @@ class _Uncast(Generic[Value]):
 
 def _unwrap(held: Value | _Uncast[Value]) -> Value:
     return held.value if isinstance(held, _Uncast) else held
-
-
-class Follower:
-    """Hooks on a model that move labels along with its tokens while `run` runs, and do nothing otherwise.
-
-    The hooks go with `owner`. Hooks and state are plain data, so that copies and pickles have their own, wired alike.
-    """
-
-    def __init__(
-        self,
-        owner: object,
-        model: nn.Module,
-        layers: Iterable[int] | None,
-        residual: bool,
-        label_prefix: bool = True,
-    ) -> None:
-        self.model_kind = known_model(model)  # kinds, not adapters: functions do not always pickle
-        self.residual = residual
-        self.label_prefix = label_prefix
-        self.labels: Labels | None = None  # None: idle
-        self.image_label: Tensor | None = None  # (B, K): the label of the whole image
-        self.taps: dict[str, Tensor] = {}
-        self.trace: list[Layer] | None = None
-        self.head_tokens = 0  # how many leading tokens are enough in the end; 0: all are needed
-        self.fired: list[str] = []
-
-        MODELS[self.model_kind].head_tokens(model)  # refuses what cannot be followed
-        names = {module: name for name, module in model.named_modules()}
-        path = MODELS[self.model_kind].path(model)
-        self.steps = [names[module] for module in path]  # what has to fire, in order
-        kinds = {module: known_module(module) for module in path}
-        blocks = [module for module in path if MODULES[kinds[module]].layer]
-        left_out = set(blocks) - set(_choose(blocks, layers))
-        handles: list[RemovableHandle] = []
-        for module, kind in kinds.items():
-            taps = {} if module in left_out else MODULES[kind].taps(module)
-            for tap, (watched, side) in taps.items():
-                handles.append(watched.register_forward_hook(_Watch(self, tap, side), prepend=True))
-            move = _Move(self, kind, names[module], last=module is blocks[-1], identity=module in left_out)
-            # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
-            handles.append(module.register_forward_hook(move, prepend=True))
-        weakref.finalize(owner, _remove, handles)
-
-    def run(
-        self, model: nn.Module, images: Tensor, share: Tensor, tokens: bool = False, trace: list[Layer] | None = None
-    ) -> tuple[Any, Flow]:
-        """The model's own output, and the labels that arrive with it."""
-        _check(images, share)
-        adapter = MODELS[self.model_kind]
-        head_tokens = adapter.head_tokens(model)  # refuses a pooling that cannot be followed, before anything is set
-        self.trace, self.head_tokens, self.fired = trace, 0 if tokens else head_tokens, []
-        self.labels = Labels.of_pixels(share.detach())
-        self.image_label = self.labels.values.mean(1)
-        try:
-            logits = model(images)
-            arrived = self.labels
-        except AssertionError as error:
-            if self.fired:
-                raise
-            size = f"{images.shape[2]}×{images.shape[3]}"  # before any token: timm's way to refuse an image size
-            raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
-        finally:
-            self.labels, self.image_label, self.trace, self.taps = None, None, None, {}
-        if self.fired != self.steps:
-            missing = [step for step in self.steps if step not in self.fired]
-            raise RuntimeError(
-                f"labels followed {len(self.fired)} of {len(self.steps)} modules: {type(model).__name__} did not run "
-                f"{', '.join(missing) or 'each of them once, in order'}"
-            )
-        heads = adapter.heads(model, arrived.values)
-        return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
-
-    def move(self, module: nn.Module, tokens: Tensor, hook: "_Move") -> None:
-        assert self.labels is not None
-        adapter = MODULES[hook.kind]
-        with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
-            if adapter.layer:
-                self._add_prefix(tokens)
-            if not hook.identity:
-                rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-                moved = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
-                if not isinstance(moved, Labels):
-                    raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
-                self.labels = moved
-        self.taps = {}
-        self.fired.append(hook.name)
-        if self.trace is not None and adapter.layer:
-            self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
-
-    def _add_prefix(self, tokens: Tensor) -> None:
-        """Tokens (B, N, D) without a place in the image (class token, registers) start with its ratio, or no label."""
-        assert self.labels is not None
-        assert self.image_label is not None
-        missing = tokens.shape[1] - self.labels.values.shape[1] if tokens.ndim == 3 else 0
-        if missing < 0:
-            raise RuntimeError(
-                f"there are labels for {self.labels.values.shape[1]} tokens, but {tokens.shape[1]} tokens"
-            )
-        if missing:
-            label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
-            joined = label.unsqueeze(1).expand(-1, missing, -1)
-            self.labels = Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
-
-
-class _Watch:
-    """A hook that keeps what an adapter wants to see."""
-
-    def __init__(self, follower: Follower, tap: str, side: str) -> None:
-        self.follower, self.tap, self.side = follower, tap, side
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.follower.labels is not None:
-            self.follower.taps[self.tap] = (output if self.side == "output" else inputs[0]).detach()
-
-
-class _Move:
-    """A hook that moves the labels as its module has moved the tokens."""
-
-    def __init__(self, follower: Follower, kind: type[nn.Module], name: str, last: bool, identity: bool) -> None:
-        self.follower, self.kind, self.name, self.last, self.identity = follower, kind, name, last, identity
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.follower.labels is not None:
-            self.follower.move(module, inputs[0], self)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _choose(blocks: list[nn.Module], layers: Iterable[int] | None) -> list[nn.Module]:
-    if layers is None:
-        return blocks
-    layers = list(layers)
-    wrong = [layer for layer in layers if not -len(blocks) <= layer < len(blocks)]
-    if wrong:
-        raise ValueError(
-            f"layers are counted from 0, or from the end with -1: this model has 0 to {len(blocks) - 1}, not {wrong}"
-        )
-    return [blocks[layer] for layer in layers]
-
-
-def _check(images: Tensor, share: Tensor) -> None:
-    if images.ndim != 4 or not len(images):
-        raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}")
-    if not isinstance(share, Tensor):
-        raise ValueError(f"share must be a tensor, such as mix.share, not a {type(share).__name__}")
-    expected = (images.shape[0], 1, images.shape[2], images.shape[3])
-    if share.shape != expected:
-        raise ValueError(f"share must have the shape (B, 1, H, W) = {expected}, not {tuple(share.shape)}")
-    # Elsewhere than on a CPU, looking at the values would make the host wait for the device at every step.
-    if share.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = share.aminmax()
-        if not (low >= 0 and high <= 1):
-            raise ValueError(
-                f"share must lie in [0, 1], the part of one's own image; it reaches from {low:g} to {high:g}"
-            )

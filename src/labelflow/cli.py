@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,9 +21,10 @@ from tyro.conf import OmitArgPrefixes, Positional
 from labelflow.analysis import write_report
 from labelflow.data.images import read
 from labelflow.engine import Interrupted
+from labelflow.label_commands import LABEL_COMMANDS
 from labelflow.recipes import RECIPES, find
 from labelflow.spec import known
-from labelflow.tasks import Recipe, differences, evaluate_run, load_run, predict, train_run
+from labelflow.tasks import Annotate, Recipe, annotate_data, differences, evaluate_run, load_run, predict, train_run
 
 
 def list_recipes(pattern: Positional[str] = "") -> None:
@@ -32,7 +33,7 @@ def list_recipes(pattern: Positional[str] = "") -> None:
     Args:
         pattern: Only recipes whose names hold this.
     """
-    table = Table(Column("recipe", no_wrap=True), "what it is", "TL-Align paper", "top-1", box=None)
+    table = Table(Column("recipe", no_wrap=True), "what it is", "paper", "top-1", box=None)
     for entry in RECIPES.values():
         if pattern in entry.name:
             table.add_row(entry.name, entry.about, entry.paper, "" if entry.top1 is None else f"{entry.top1:.1f}")
@@ -141,13 +142,31 @@ def report(run: Positional[Path]) -> None:
     print(write_report(run))
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
+def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes]) -> None:
+    """Dense labels from a trained classifier. Example: labelflow annotate my/photos --model runs/photos --out labels
+
+    Args:
+        data: A folder of images; or world, torch/NAME, hfds/NAME.
+        options: The annotator, and how it annotates.
+    """
+    store = annotate_data(data, options)
+    if _is_main_process():
+        print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
+        print(f"  look at them   labelflow labels draw {options.out} {data}")
+        print(f"  train on them  labelflow train small_lvvit --data {data} --labels {options.out}")
+
+
+LABELS = "Look at dense labels, check, import, export and draw them. Example: labelflow labels inspect labels/photos"
+Command = Callable[..., None]
+COMMANDS: dict[str, Command | dict[str, Command]] = {
     "list": list_recipes,
     "show": show,
     "train": train,
     "eval": evaluate,
     "predict": classify,
     "report": report,
+    "annotate": annotate,
+    "labels": LABEL_COMMANDS,
 }
 
 
@@ -156,11 +175,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if not args or args[0] in ("-h", "--help"):
-            print(_overview())
+            print(_overview("labelflow", COMMANDS))
             return 0
         command, rest = known(args[0], COMMANDS, "command"), args[1:]
-        if command != "train":
-            _parse(COMMANDS[command], rest, f"labelflow {command}")()
+        found = COMMANDS[command]
+        if isinstance(found, dict):
+            if not rest or rest[0] in ("-h", "--help"):
+                print(_overview(f"labelflow {command}", found))
+                return 0
+            name = known(rest[0], found, f"command of labelflow {command}")
+            _parse(found[name], rest[1:], f"labelflow {command} {name}")()
+        elif command != "train":
+            _parse(found, rest, f"labelflow {command}")()
         elif not rest or rest[0].startswith("-"):
             if rest and rest[0] not in ("-h", "--help"):
                 raise ValueError("name the recipe first: labelflow train RECIPE [settings]; labelflow list shows them")
@@ -187,10 +213,13 @@ def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _overview() -> str:
-    lines = [f"  {name:8} {str(command.__doc__).splitlines()[0]}" for name, command in COMMANDS.items()]
-    head = "usage: labelflow COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
-    return "\n".join([head, *lines, "", "labelflow COMMAND --help tells more."])
+def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -> str:
+    about = {
+        name: LABELS if isinstance(one, dict) else str(one.__doc__).splitlines()[0] for name, one in commands.items()
+    }
+    lines = [f"  {name:8} {text}" for name, text in about.items()]
+    head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
+    return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more."])
 
 
 def _parse(what: Any, args: Sequence[str], prog: str, **options: Any) -> Any:

@@ -4,10 +4,13 @@ Shapes: B batch, C channels or classes, H×W pixels, h×w a token grid.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from labelflow.tokens import token_grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,7 @@ class Mix:
 
     partner: Tensor  # (B,) long: the index of the image that each one is mixed with
     share: Tensor  # (B, 1, H, W) float32 in [0, 1]: how much of each pixel is one's own
+    at: Literal["image", "tokens"] = "image"  # where it happens: to pixels, or to tokens after the patch embedding
 
     def __post_init__(self) -> None:
         if self.share.ndim != 4 or self.share.shape[1] != 1:
@@ -48,7 +52,7 @@ class Mix:
         return self.share.mean((1, 2, 3))
 
     def apply(self, images: Tensor) -> Tensor:
-        """Mix the images, (B, C, H, W): Eq. 1. The input is left as it is."""
+        """Mix the images, (B, C, H, W): Eq. 1. The input is left as it is, and comes back where tokens are mixed."""
         if images.shape[:1] != self.share.shape[:1] or images.shape[2:] != self.share.shape[2:]:
             raise ValueError(
                 f"this mix was made for images of shape (B, C, H, W) with B, H, W = "
@@ -56,7 +60,15 @@ class Mix:
             )
         if not images.is_floating_point():
             raise ValueError(f"images must be floating point to be mixed, not {images.dtype}; normalise them first")
+        if self.at == "tokens":
+            return images
         return torch.lerp(images[self.partner], images, self.share.to(images.dtype))
+
+    def apply_to_tokens(self, tokens: Tensor) -> Tensor:
+        """Mix tokens (B, h·w, D) that lie on a grid, row by row: Eq. 5 of Token Labeling."""
+        grid = token_grid(tokens.shape[1], self.share.shape[2], self.share.shape[3])
+        share = self.tokens(grid).flatten(1).unsqueeze(-1).to(tokens.dtype)  # (B, h·w, 1)
+        return torch.lerp(tokens[self.partner], tokens, share)
 
     def blend(self, values: Tensor, share: Tensor | None = None) -> Tensor:
         """Mix what belongs to the images, such as soft or multi-label targets, (B, ...).

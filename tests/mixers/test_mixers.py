@@ -15,6 +15,7 @@ MIXERS = {
     "cutmix": lf.CutMix(),
     "cutmix, one each": lf.CutMix(0.5, per_sample=True, pairing="permute"),
     "cutmix, on a grid": lf.CutMix(grid=4, per_sample=True),
+    "mixtoken": lf.MixToken(patch=4, per_sample=True),
     "cutmix, minmax": lf.CutMix(minmax=(0.2, 0.8), per_sample=True),
     "mixup": lf.MixUp(),
     "mixup, one each": lf.MixUp(0.3, per_sample=True),
@@ -258,3 +259,9 @@ def test_choose_keeps_its_probabilities() -> None:
 def test_bad_input(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_a_batch_is_mixed_in_one_place() -> None:
+    choose = lf.Choose([lf.MixToken(patch=4), lf.CutMix()], [0.5, 0.5], per_sample=True)
+    with pytest.raises(ValueError, match="choose per batch"):
+        choose(torch.rand(4, 3, 16, 16))

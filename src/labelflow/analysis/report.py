@@ -10,9 +10,11 @@ from typing import Any
 from PIL import Image
 
 from labelflow.analysis.curves import line_chart, number
+from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
-from labelflow.data import Data
+from labelflow.data import Data, Stream, open_source
 from labelflow.engine.run import Run, whole_file
+from labelflow.labels import Store
 from labelflow.mixers import NoMix
 from labelflow.tasks.classify import make_mixer
 from labelflow.tasks.runs import Loaded, load_run
@@ -81,11 +83,28 @@ def _page(run: Run, loaded: Loaded | None, samples: str) -> str:
 <main>
 <section><h2>Curves</h2><div class="charts">{_charts(metrics)}</div></section>
 <section><h2>Labels that follow tokens</h2>{samples}</section>
+{_dense_labels(loaded)}
 <section><h2>Recipe and environment</h2><div class="tables">{tables}</div></section>
 </main>
 </body>
 </html>
 """
+
+
+def _dense_labels(loaded: Loaded | None) -> str:
+    """What the annotator saw in some training images."""
+    if loaded is None or not loaded.recipe.data.labels:
+        return ""
+    data = loaded.recipe.data
+    try:
+        source = open_source(data, "train")
+        assert not isinstance(source, Stream)  # whose samples can't have labels
+        picture = label_picture(Store(data.labels), source)
+    except (ValueError, OSError) as error:
+        return f"<section><h2>Dense labels</h2><p>There are none to show: {escape(str(error))}.</p></section>"
+    return f"""<section><h2>Dense labels</h2><p>Training images, and what the annotator saw in them: each cell has the
+colour of its likeliest class, the stronger the surer.</p><img src="{_data_uri(picture)}" width="{picture.width}"
+alt="Training images beside their label maps" style="max-width:100%"></section>"""
 
 
 def _results(training: Values, metrics: list[Values], parameters: int) -> list[tuple[str, str, str]]:

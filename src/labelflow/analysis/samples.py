@@ -13,6 +13,7 @@ from torch import Tensor
 from labelflow.align import Aligned
 from labelflow.chance import generator
 from labelflow.data import Data, Stream, eval_transform, open_source
+from labelflow.data.transforms import as_view
 from labelflow.data.views import Draw, Views
 from labelflow.mix import Mix
 from labelflow.mixers import Mixer
@@ -84,7 +85,7 @@ def _pairs(loaded: Loaded) -> list[tuple[Tensor, tuple[int, int]]]:
     if isinstance(source, Stream):
         seen = [(transform(image), label) for image, label in islice(source.open(0), CANDIDATES)]
     else:
-        views = Views(source, transform, seed=0, training=False)
+        views = Views(source, as_view(transform), seed=0, training=False)
         chosen = torch.randperm(len(source), generator=generator(0))[:CANDIDATES].tolist()
         read = [views[Draw(index, 0, index)] for index in chosen]
         seen = [(view.image, view.label) for view in read if not view.problem]
@@ -102,7 +103,7 @@ def _draw(mixer: Mixer, images: Tensor, number: int) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one; each is the other's partner."""
     draws = [mixer(images, generator(number, attempt)) for attempt in range(DRAWS)]
     mix = next((mix for mix in draws if 0.2 <= mix.lam[0] <= 0.8), draws[0])
-    return replace(mix, partner=torch.tensor([1, 0]))
+    return replace(mix, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
 
 
 def photo(image: Tensor, data: Data) -> Image.Image:

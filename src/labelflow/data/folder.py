@@ -32,11 +32,12 @@ class Folder:
             unknown = sorted(set(_classes(half)) - set(self.classes))
             if unknown:
                 raise ValueError(f"{half} has classes that {halves['train']} has not: {_few(unknown)}")
+        self.folder = half or self.root  # that of the class folders
         self.samples: list[tuple[str, int]] = []
         empty = []
         for index, name in enumerate(self.classes):
-            files = _images((half or self.root) / name)
-            if not files and (half or self.root) == (halves["train"] or self.root):
+            files = _images(self.folder / name)
+            if not files and self.folder == (halves["train"] or self.root):
                 empty.append(name)
             if half is None:
                 if not 0 < val_fraction < 1:
@@ -45,7 +46,7 @@ class Folder:
                     sorted(files, key=lambda file: _hash(seed, f"{name}/{file}"))[: _aside(files, val_fraction)]
                 )
                 files = [file for file in files if (file in aside) == (split == "val")]
-            folder = str((half or self.root) / name)
+            folder = str(self.folder / name)
             self.samples += [(os.path.join(folder, file), index) for file in files]
         if empty:
             raise ValueError(
@@ -53,7 +54,7 @@ class Folder:
                 f"images end in {_few(sorted(EXTENSIONS))}"
             )
         if not self.samples:
-            raise ValueError(f"{half or self.root} has no images for the split {split!r}")
+            raise ValueError(f"{self.folder} has no images for the split {split!r}")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -64,6 +65,12 @@ class Folder:
 
     def name(self, index: int) -> str:
         return self.samples[index][0]
+
+    def key(self, index: int) -> str:
+        """`CLASS/FILE` without its ending, as the released label maps are called."""
+        path, label = self.samples[index]
+        below = path[len(str(self.folder / self.classes[label])) + 1 :]
+        return f"{self.classes[label]}/{os.path.splitext(below)[0].replace(os.sep, '/')}"
 
 
 def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:

@@ -11,8 +11,19 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from labelflow.chance import Purpose, drawn_from
 from labelflow.data.settings import Data
 from labelflow.data.sources import Stream
-from labelflow.data.transforms import Transform, eval_transform, train_transform
-from labelflow.data.views import Batch, EvalBatches, Source, TrainBatches, View, Views, check_groups, collate
+from labelflow.data.transforms import Transform, as_view, eval_transform, train_transform
+from labelflow.data.views import (
+    Batch,
+    Draw,
+    EvalBatches,
+    Labeller,
+    Source,
+    TrainBatches,
+    View,
+    Views,
+    check_groups,
+    collate,
+)
 
 
 class Streamed(IterableDataset[View]):
@@ -26,7 +37,7 @@ class Streamed(IterableDataset[View]):
         number = 0 if worker is None else worker.id
         for position, (image, label) in enumerate(self.stream.open(self.epoch)):
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
-                yield View(self.transform(image), label, 1.0, "")
+                yield View(self.transform(image).image, label, 1.0, "")
 
 
 def train_batches(
@@ -40,10 +51,13 @@ def train_batches(
     rank: int,
     processes: int,
     start: int,
+    labeller: Labeller | None = None,
 ) -> Iterator[Batch]:
     """The groups of one process, update by update, from update `start` on, across epochs."""
     transform = train_transform(data)
     if isinstance(source, Stream):
+        if labeller is not None:
+            raise ValueError(f"a stream such as {data.data} does not name its samples, so that labels can't be found")
         check_groups(batch, group, processes)
         return _stream_groups(source, transform, data, batch, group, updates, seed, processes, start)
     batches = TrainBatches(
@@ -57,7 +71,8 @@ def train_batches(
         processes=processes,
         start=start,
     )
-    return iter(_loader(Views(source, transform, seed, training=True), data, batch_sampler=batches))
+    views = Views(source, transform, seed, training=True, labeller=labeller)
+    return iter(_loader(views, data, batch_sampler=batches))
 
 
 def _stream_groups(
@@ -89,11 +104,16 @@ def _stream_groups(
 
 def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":
     """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
-    transform = eval_transform(data)
+    transform = as_view(eval_transform(data))
     if isinstance(source, Stream):
         return _loader(Streamed(source, transform, 0, 0), data, batch_size=batch)
     batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
     return _loader(Views(source, transform, 0, training=False), data, batch_sampler=batches)
+
+
+def fixed_batches(source: Source, transform: Transform, data: Data, batches: list[list[Draw]]) -> Iterator[Batch]:
+    """The very samples that are asked for, each seen in one way."""
+    return iter(_loader(Views(source, transform, 0, training=False), data, batch_sampler=batches))
 
 
 def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":

@@ -29,6 +29,11 @@ class Data:
     classes: int = 0
     """How many classes there are, where the data doesn't say (wds)."""
 
+    labels: str = ""
+    """The folder of dense labels that `labelflow annotate` made for the training part, for targets that use them."""
+    compat: Literal["none", "official"] = "none"
+    """official: place dense labels as the public Token Labeling code did, crop boxes transposed; for comparison."""
+
     image_size: int = 224
     """Side of the images that the model sees, in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)

@@ -31,6 +31,9 @@ class Indexed:
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
 
+    def key(self, index: int) -> str:
+        return f"{index:08d}"
+
 
 class Stream:
     """A data set that can only be read in order. `open(epoch)` starts it, in that epoch's order, in a worker."""

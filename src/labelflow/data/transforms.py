@@ -7,13 +7,27 @@ from PIL import Image
 from timm.data import auto_augment, create_transform
 from torch import Tensor
 
+from labelflow.data.geometry import Geometry, OnImage, Seen, follow
 from labelflow.data.settings import Data
 
-Transform = Callable[[Image.Image], Tensor]
+Transform = Callable[[Image.Image], Seen]  # its image is a tensor (3, H, W)
+
+
+class Steps:
+    """One step after another, on an image whose geometry is kept."""
+
+    def __init__(self, *steps: Callable[[Seen], Seen]) -> None:
+        self.steps = steps
+
+    def __call__(self, image: Image.Image) -> Seen:
+        seen = Seen(image, Geometry(image.size))
+        for step in self.steps:
+            seen = step(seen)
+        return seen
 
 
 def train_transform(data: Data) -> Transform:
-    """Random crop, flip, RandAugment or colour jitter, random erasing; normalised."""
+    """Random crop, flip, RandAugment or colour jitter, random erasing; normalised. Drawn as timm draws them."""
     transform = create_transform(
         data.image_size,
         is_training=True,
@@ -32,7 +46,7 @@ def train_transform(data: Data) -> Transform:
         for op in getattr(step, "ops", []):
             if op.aug_fn is auto_augment.posterize:
                 op.aug_fn = _posterize
-    return transform
+    return Steps(*(follow(step) for step in transform.transforms))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
@@ -40,7 +54,7 @@ def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
     return Image.new(image.mode, image.size) if bits < 1 else auto_augment.posterize(image, bits)
 
 
-def eval_transform(data: Data) -> Transform:
+def eval_transform(data: Data) -> Callable[[Image.Image], Tensor]:
     """Resize and centre crop; normalised."""
     return create_transform(
         data.image_size,
@@ -49,3 +63,8 @@ def eval_transform(data: Data) -> Transform:
         mean=data.mean,
         std=data.std,
     )
+
+
+def as_view(transform: Callable[[Image.Image], Tensor]) -> Transform:
+    """A transform whose geometry nobody asks for."""
+    return Steps(OnImage(transform))

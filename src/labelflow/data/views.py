@@ -1,7 +1,7 @@
 """Samples as a model sees them, each view drawn from (seed, epoch, position), in batches that can start anywhere."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labelflow.chance import Purpose, drawn_from, generator
+from labelflow.data.geometry import Geometry
+from labelflow.data.transforms import Transform
+from labelflow.sparse import TokenLabels
 
 
 class Source(Protocol):
@@ -19,7 +22,19 @@ class Source(Protocol):
     def classes(self) -> Sequence[str]: ...
     def __len__(self) -> int: ...
     def load(self, index: int) -> tuple[Image.Image, int]: ...
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str:
+        """For people."""
+        ...
+
+    def key(self, index: int) -> str:
+        """The same for the same sample, wherever the data lies: labels are kept under it."""
+        ...
+
+
+class Labeller(Protocol):
+    """Dense labels of training samples."""
+
+    def __call__(self, key: str, geometry: Geometry) -> TokenLabels: ...
 
 
 class Draw(NamedTuple):
@@ -36,6 +51,7 @@ class View(NamedTuple):
     label: int
     weight: float
     problem: str  # why the sample could not be read, if it could not
+    dense: TokenLabels | None = None
 
 
 class Batch(NamedTuple):
@@ -43,10 +59,11 @@ class Batch(NamedTuple):
     labels: Tensor  # (B,) long
     weights: Tensor  # (B,): 0 where a sample does not count
     problems: list[str]  # samples that could not be read
+    dense: TokenLabels | None = None  # labels of tokens, where there are any
 
     def to(self, device: torch.device) -> "Batch":
         images, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
-        return Batch(images, labels, weights, self.problems)
+        return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
 
 def collate(views: list[View]) -> Batch:
@@ -55,6 +72,7 @@ def collate(views: list[View]) -> Batch:
         torch.tensor([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
+        TokenLabels.stack(dense) if (dense := [view.dense for view in views if view.dense]) else None,
     )
 
 
@@ -64,8 +82,16 @@ class Views(Dataset[View]):
 
     TRIES = 20
 
-    def __init__(self, source: Source, transform: Callable[[Image.Image], Tensor], seed: int, training: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        transform: Transform,
+        seed: int,
+        training: bool,
+        labeller: Labeller | None = None,
+    ) -> None:
         self.source, self.transform, self.seed, self.training = source, transform, seed, training
+        self.labeller = labeller
 
     def __len__(self) -> int:
         return len(self.source)
@@ -84,7 +110,8 @@ class Views(Dataset[View]):
             with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
                 seen = self.transform(image)
             counts = self.training or not problem
-            return View(seen, label, draw.weight if counts else 0.0, problem)
+            dense = self.labeller(self.source.key(index), seen.geometry) if self.labeller else None
+            return View(seen.image, label, draw.weight if counts else 0.0, problem, dense)
         raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
 
 

@@ -140,6 +140,9 @@ class World:
         """What messages call a scene."""
         return f"world/{self.split}/{index}"
 
+    def key(self, index: int) -> str:
+        return f"{self.split}/{index}"
+
 
 def _check(seed: int, split: str, size: Size, objects: int) -> tuple[int, int]:
     """H, W"""

@@ -1,6 +1,7 @@
 """Checkpoints: what a run needs to go on, bit for bit. Nothing in them is executed when they are loaded.
 
 checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json
+                        heads.safetensors: what is trained beside the model, if there is something
 best.safetensors, last.safetensors   weights alone, of the best and of the newest checkpoint
 """
 
@@ -59,7 +60,10 @@ class Checkpoints:
             if not folder.exists():  # one that exists is whole, and the same
                 try:
                     with whole_folder(folder) as draft:
-                        save_file(_bare(weights), draft / "model.safetensors")
+                        model, heads = _apart(weights)
+                        save_file(model, draft / "model.safetensors")
+                        if heads:
+                            save_file(heads, draft / "heads.safetensors")
                         if average is not None:
                             save_file(_packed(average), draft / "ema.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
@@ -84,12 +88,16 @@ class Checkpoints:
             self.accelerator.wait_for_everyone()
             return State()
         state = State(**json.loads((folders[-1] / "state.json").read_text()))
-        weights = load_file(folders[-1] / "model.safetensors")
+        weights: dict[str, Any] = {
+            PREFIX + name: value for name, value in load_file(folders[-1] / "model.safetensors").items()
+        }
+        if (folders[-1] / "heads.safetensors").exists():
+            weights |= load_file(folders[-1] / "heads.safetensors")
         optimizer = torch.load(folders[-1] / "optimizer.pt", weights_only=True)
         set_state_dict(
             self.student,
             self.optimizer,
-            model_state_dict={PREFIX + name: value for name, value in weights.items()},
+            model_state_dict=weights,
             optim_state_dict=optimizer,
             options=WHOLE,
         )
@@ -127,9 +135,10 @@ def _folders(run: Run) -> list[Path]:
     return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
 
 
-def _bare(weights: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Under the model's own names."""
-    return _packed({name.removeprefix(PREFIX): value for name, value in weights.items()})
+def _apart(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The model's weights, under its own names, and those of the student around it."""
+    model = {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
+    return _packed(model), _packed({name: value for name, value in weights.items() if not name.startswith(PREFIX)})
 
 
 def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

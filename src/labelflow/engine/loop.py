@@ -39,7 +39,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     if training.compile:
         task.student.compile()
     model = task.student.model
-    student, optimizer = accelerator.prepare(task.student, make_optimizer(model, training))
+    student, optimizer = accelerator.prepare(task.student, make_optimizer(task.student, training))
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
     ema = Ema(model, training.ema) if training.ema else None
     checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep)
@@ -82,7 +82,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
                 task.unreadable(gather_object(problems))
                 problems = []
             if saved:
-                _check_finite(model, state.update, accelerator)  # nothing that is not finite is ever saved, or best
+                _check_finite(student, state.update, accelerator)  # nothing that is not finite is ever saved, or best
             if evaluated:
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)

@@ -2,15 +2,16 @@
 
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 
-class Progress:
-    """Used as a context. Quiet ones (processes other than the main one) show nothing."""
+class Shown:
+    """A live bar in a terminal, lines elsewhere, every so many seconds. Used as a context. Quiet ones (processes other
+    than the main one) show nothing."""
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0) -> None:
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -24,13 +25,9 @@ class Progress:
             console=self.console,
             disable=not self.live,
         )
-        self.training = self.bar.add_task("training", start=False, total=None, text="")
-        self.evaluation = self.bar.add_task("evaluating", visible=False, total=1.0, text="")
         self.seconds, self.told = seconds, 0.0  # between two plain lines
-        self.updates, self.epochs, self.done, self.first = 0, 0, 0, 0
-        self.since = time.perf_counter()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         self.bar.start()
         return self
 
@@ -41,6 +38,23 @@ class Progress:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+    def now_and_then(self, text: str) -> None:
+        """A plain line, where there is no bar, and not too often."""
+        if not self.live and time.perf_counter() - self.told > self.seconds:
+            self.told = time.perf_counter()
+            self.say(text)
+
+
+class Progress(Shown):
+    """Of a training run."""
+
+    def __init__(self, quiet: bool = False, seconds: float = 10.0) -> None:
+        super().__init__(quiet, seconds)
+        self.training = self.bar.add_task("training", start=False, total=None, text="")
+        self.evaluation = self.bar.add_task("evaluating", visible=False, total=1.0, text="")
+        self.updates, self.epochs, self.done, self.first = 0, 0, 0, 0
+        self.since = time.perf_counter()
 
     def start(self, done: int, updates: int, epochs: int) -> None:
         if done:
@@ -60,10 +74,8 @@ class Progress:
             f"{record['images_per_second']:.0f} images/s"
         )
         self.bar.update(self.training, text=text)
-        if not self.live and time.perf_counter() - self.told > self.seconds:
-            self.told = time.perf_counter()
-            left = (self.told - self.since) / (self.done - self.first) * (self.updates - self.done)
-            self.say(f"update {record['update']}/{self.updates}  {text}  {_duration(left)} left")
+        left = (time.perf_counter() - self.since) / max(1, self.done - self.first) * (self.updates - self.done)
+        self.now_and_then(f"update {record['update']}/{self.updates}  {text}  {_duration(left)} left")
 
     def evaluating(self, part: float) -> None:
         self.bar.update(self.evaluation, completed=part, visible=part < 1)
@@ -72,6 +84,32 @@ class Progress:
         names = [name for name in record if name not in ("kind", "update", "epoch")]
         numbers = "  ".join(f"{name} {record[name]:.3f}" for name in names)
         self.say(f"epoch {record['epoch']:g}/{self.epochs}  {numbers}")
+
+
+class Counted(Shown):
+    """Of work on many things of one kind: how fast it goes, and the time that is left."""
+
+    def __init__(self, what: str, things: str, total: int, quiet: bool = False, seconds: float = 10.0) -> None:
+        super().__init__(quiet, seconds)
+        self.task = self.bar.add_task(what, total=total, text="")
+        self.things, self.total = things, total
+        self.done, self.worked = 0, 0  # of which before this time
+        self.since = self.told = time.perf_counter()
+
+    def skip(self, count: int) -> None:
+        """So many were done before."""
+        if count:
+            self.say(f"{count} of {self.total} {self.things} were done before")
+        self.done = count
+        self.bar.update(self.task, completed=count)
+
+    def advance(self, count: int) -> None:
+        self.worked += count
+        self.done = min(self.total, self.done + count)
+        rate = self.worked / (time.perf_counter() - self.since)
+        self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
+        left = _duration((self.total - self.done) / rate)
+        self.now_and_then(f"{self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
 
 
 def _duration(seconds: float) -> str:

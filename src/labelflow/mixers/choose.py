@@ -37,6 +37,8 @@ class Choose:
         if not self.per_sample:
             return self.mixers[int(choice)](images, generator)
         mixes = [mixer(images, generator) for mixer in self.mixers]
+        if len({mix.at for mix in mixes}) > 1:
+            raise ValueError("one batch can't mix pixels for some images and tokens for others; choose per batch")
         choice, sample = choice.to(images.device, non_blocking=True), torch.arange(batch, device=images.device)
         partner = torch.stack([mix.partner for mix in mixes])[choice, sample]
         share = torch.stack([mix.share for mix in mixes])[choice, sample]

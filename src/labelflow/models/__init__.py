@@ -1,5 +1,5 @@
 """Models that timm lacks, registered with timm: after `import labelflow`, `timm.create_model` knows them."""
 
-from labelflow.models import pvt
+from labelflow.models import lvvit, pvt, t2t
 
-__all__ = ["pvt"]
+__all__ = ["lvvit", "pvt", "t2t"]

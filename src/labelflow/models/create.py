@@ -1,18 +1,23 @@
 """Models by name, with weights to start from."""
 
+import argparse
+import pickle
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from safetensors import SafetensorError
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
+from labelflow.models.packaged import packaged_weights
 from labelflow.spec import parse
 
 
 def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
-    """A timm model. start: '' for random weights, 'pretrained' for timm's own, or a checkpoint file.
+    """A timm model. start: '' for random weights, 'pretrained' for timm's own, 'packaged' for those of a package, or a
+    checkpoint file.
 
     Weights are fitted by timm's own rules: position embeddings and windows are interpolated to another image size, and
     a classifier for another number of classes starts anew.
@@ -31,7 +36,7 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         except Exception as error:  # whatever goes wrong between here and the hub
             raise ValueError(f"timm's weights of {name} are not to be had: {_first_line(error)}") from None
     fresh = _create(model, name, **arguments)
-    weights = _with_classifier(read_weights(start), fresh)
+    weights = _with_classifier(packaged_weights(name) if start == "packaged" else read_weights(start), fresh)
     overlay = {
         "state_dict": weights,
         "num_classes": fresh.num_classes,
@@ -53,10 +58,11 @@ def _create(model: str, name: str, **arguments: Any) -> nn.Module:
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """From a safetensors or torch file, without executing anything in it."""
     try:
-        return load_state_dict(str(path), weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's training saves its settings in one
+            return load_state_dict(str(path), weights_only=True)
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
-    except (RuntimeError, SafetensorError, OSError, EOFError, KeyError, TypeError) as error:
+    except (RuntimeError, pickle.UnpicklingError, SafetensorError, OSError, EOFError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a checkpoint that can be read: {_first_line(error)}") from None
 
 

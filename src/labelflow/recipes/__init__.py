@@ -1,10 +1,27 @@
 """Named recipes: functions that return a Recipe, derived from one another. One file a family, one line here."""
 
-from labelflow.recipes import imagenet, small, transfer
+from collections.abc import Iterable
+from dataclasses import replace
+
+from labelflow.recipes import imagenet, small, token_labeling, token_labeling_others, transfer
 from labelflow.recipes.base import Entry
 from labelflow.spec import known
 
-RECIPES: dict[str, Entry] = {entry.name: entry for entry in (*small.ENTRIES, *imagenet.ENTRIES, *transfer.ENTRIES)}
+
+def _of(paper: str, *families: Iterable[Entry]) -> list[Entry]:
+    """Rows of a paper's tables, which say so."""
+    entries = [entry for family in families for entry in family]
+    return [replace(entry, paper=f"{paper}, {entry.paper}") if entry.paper else entry for entry in entries]
+
+
+RECIPES: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        *small.ENTRIES,
+        *_of("TL-Align", imagenet.ENTRIES, transfer.ENTRIES),
+        *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
+    )
+}
 
 
 def find(name: str) -> Entry:

@@ -20,8 +20,9 @@ class Entry:
 
     @property
     def command(self) -> str:
-        where = " --data /path/to/imagenet" if self.recipe.data.data == IMAGENET else ""
-        where = " --data FOLDER" if self.recipe.data.data == FOLDER else where
+        data = self.recipe.data
+        where = {IMAGENET: " --data /path/to/imagenet", FOLDER: " --data FOLDER"}.get(data.data, "")
+        where += " --labels LABELS" if data.labels else ""
         if self.gpus == 1:
             return f"labelflow train {self.name}{where}"
         return f"torchrun --nproc-per-node {self.gpus} -m labelflow train {self.name}{where} --precision bf16"
@@ -29,3 +30,4 @@ class Entry:
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/
 FOLDER = "data/images"  # one's own
+LABELS = "data/labels"  # what `labelflow annotate` made for it

@@ -2,8 +2,10 @@
 
 from labelflow.data import Data
 from labelflow.engine import Training
-from labelflow.recipes.base import FOLDER, Entry
+from labelflow.recipes.base import FOLDER, LABELS, Entry
 from labelflow.tasks import Recipe
+
+LVVIT = "embed_dim=128, depth=6, num_heads=4, stem=((7, 3, 3, 4), (2, 1, 1, 4)), stem_width=32"  # patches of 8 pixels
 
 
 def small_vit() -> Recipe:
@@ -28,6 +30,16 @@ def quickstart() -> Recipe:
     )
 
 
+def small_lvvit() -> Recipe:
+    """An LV-ViT about as large as small_vit, with token labels: `labelflow annotate` makes them."""
+    return small_vit().change(
+        model=f"lvvit_t({LVVIT})",
+        labels=LABELS,
+        mixer="mixtoken(alpha=1.0, patch=8)",
+        target="token_label(beta=0.5)",
+    )
+
+
 def finetune() -> Recipe:
     """A pretrained DeiT-S on a folder of images: the place to start with a few thousand images and one GPU."""
     return Recipe(
@@ -47,6 +59,14 @@ ENTRIES = [
         small_vit().change(target="plain"),
         "the same with plain CutMix",
         "small_vit_tl_align",
+        gpus=1,
+    ),
+    Entry("small_lvvit", small_lvvit(), "a small LV-ViT with token labels", "small_vit_tl_align", gpus=1),
+    Entry(
+        "small_lvvit_cutmix",
+        small_vit().change(model=f"lvvit_t({LVVIT}, aux_head=False)", target="plain"),
+        "the same with plain CutMix",
+        "small_lvvit",
         gpus=1,
     ),
     Entry("finetune_tl_align", finetune(), "a pretrained DeiT-S on your images", gpus=1),

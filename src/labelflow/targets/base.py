@@ -1,21 +1,29 @@
 """What every target is."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
+from labelflow.sparse import TokenLabels
+
+
+class Truth(NamedTuple):
+    """What is known of a batch's images, before they were mixed."""
+
+    classes: Tensor  # (B, C): soft labels
+    dense: TokenLabels | None = None  # what an annotator saw in them, for targets that say `dense = True`
 
 
 class Target(Protocol):
     """Turns one forward pass into the terms of a loss."""
 
+    dense: bool  # whether it needs dense labels
+
     def student(self, model: nn.Module) -> Student:
         """The model as this target has to see it: what is needed is computed, and nothing else."""
         ...
 
-    def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
-        """labels (B, C): soft labels of the images before they were mixed."""
-        ...
+    def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]: ...

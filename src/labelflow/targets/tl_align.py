@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
+from labelflow.targets.base import Truth
 
 
 class TLAlign:
@@ -16,6 +17,8 @@ class TLAlign:
     layers, residual: the ablations of Table 8, see `Aligned`.
     """
 
+    dense = False
+
     def __init__(self, layers: Sequence[int] | None = None, residual: bool = True) -> None:
         self.layers = layers
         self.residual = residual
@@ -23,7 +26,7 @@ class TLAlign:
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"flow"}, self.layers, self.residual)
 
-    def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
+    def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
         share = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(labels, share)))]
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, share)))]

@@ -1,11 +1,12 @@
 """TransMix (Chen et al., CVPR 2022): λ from where the last block's class token looks."""
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
+from labelflow.targets.base import Truth
 
 
 class TransMix:
@@ -15,10 +16,12 @@ class TransMix:
     Where a model pools its tokens instead, the mean over them is taken.
     """
 
+    dense = False
+
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False)
 
-    def __call__(self, output: Output, labels: Tensor, mix: Mix) -> list[Term]:
+    def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
         seen = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(labels, (mix.lam + seen) / 2)))]
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, (mix.lam + seen) / 2)))]

@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Batch, Data, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Training
+from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.mixers import MIXERS, Choose, Mixer
 from labelflow.models.create import create
 from labelflow.spec import build, mixture, parse
-from labelflow.targets import TARGETS, Target
+from labelflow.targets import TARGETS, Target, Truth
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Recipe:
     mixer: str = "cutmix(alpha=1.0)"
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
     target: str = "tl_align"
-    """What the model is trained on: plain, tl_align, transmix."""
+    """What it is trained on: plain, tl_align, transmix; with --labels token_label, token_label_aligned, relabel."""
     smoothing: float = 0.1
     """Label smoothing."""
     data: Data = field(default_factory=Data)
@@ -93,10 +94,11 @@ class Classification(Evaluation):
     headline = "top1"
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
-        super().__init__(recipe.data, recipe.training.eval_batch or recipe.training.group, tell)
         self.recipe = recipe
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
+        _check_labels(recipe, self.target)
+        super().__init__(recipe.data, recipe.training.eval_batch or recipe.training.group, tell)
         self.train_source = open_source(recipe.data, "train")
         self.classes = list(self.train_source.classes)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
@@ -113,6 +115,7 @@ class Classification(Evaluation):
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
+        self.labeller = self._labeller() if self.target.dense else None
 
     @property
     def card(self) -> dict[str, Any]:
@@ -131,12 +134,41 @@ class Classification(Evaluation):
             rank=rank,
             processes=processes,
             start=start,
+            labeller=self.labeller,
         )
 
+    def _labeller(self) -> StoreLabels:
+        store = Store(self.recipe.data.labels)
+        check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
+        if isinstance(self.train_source, Stream):
+            raise ValueError(
+                f"a stream such as {self.recipe.data.data} does not name its samples: no label can be found"
+            )
+        check_keys(store, self.train_source)
+        size = self.recipe.data.image_size
+        return StoreLabels(store, self.student.token_grid((size, size)), self.recipe.data.compat)
+
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
-        labels = soft_labels(batch.labels, len(self.classes), self.recipe.smoothing)
+        smoothing, classes = self.recipe.smoothing, len(self.classes)
+        dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
+        truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
         mix = self.mixer(batch.images, generator)
-        return self.target(student(mix.apply(batch.images), mix), labels, mix)
+        return self.target(student(mix.apply(batch.images), mix), truth, mix)
+
+
+def _check_labels(recipe: Recipe, target: Target) -> None:
+    """Dense labels, where they are needed and only there; and a view that is one affine map of its image."""
+    if target.dense and not recipe.data.labels:
+        raise ValueError(
+            f"the target {recipe.target} needs dense labels: make them with labelflow annotate {recipe.data.data} "
+            "--model MODEL --out LABELS, and train with --labels LABELS"
+        )
+    if recipe.data.labels and not target.dense:
+        raise ValueError(f"the target {recipe.target} makes no use of --labels; token_label, for one, does")
+    if target.dense and recipe.data.auto_augment.startswith("augmix"):
+        raise ValueError(
+            "augmix blends several views into one, which dense labels can't follow; use rand-m9-mstd0.5-inc1"
+        )
 
 
 def measure(logits: Tensor, batch: Batch) -> dict[str, Tensor]:

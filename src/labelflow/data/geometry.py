@@ -1,0 +1,140 @@
+"""Where the pixels of a view come from: one affine map per sample, recorded where it is drawn.
+
+Coordinates are fractions: (0, 0) is the upper left corner of an image, (1, 1) its lower right one.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import auto_augment
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from torchvision.transforms import RandomHorizontalFlip
+from torchvision.transforms import functional as F
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]  # (3, 3), for column vectors (x, y, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """How a view was taken: a box of the image, maybe mirrored, then maybe moved within its frame, once or more often.
+
+    What a move pushes out of the frame is gone, and what it pulls in is empty.
+    """
+
+    size: tuple[int, int]  # width and height of the image, in pixels
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)  # top, left, height, width
+    mirrored: bool = False
+    frames: tuple[Matrix, ...] = ()  # from the view to the frame before each move; the first is the mirrored box
+
+    @property
+    def moved(self) -> Matrix:
+        """From the view to the mirrored box."""
+        return self.frames[0] if self.frames else np.eye(3)
+
+    def move(self, step: Matrix) -> "Geometry":
+        """`step`: from the new frame to the one before."""
+        return replace(self, frames=(*(frame @ step for frame in self.frames), step))
+
+    @property
+    def matrix(self) -> Matrix:
+        """From the view to the image."""
+        top, left, height, width = self.box
+        crop = np.array([[width, 0, left], [0, height, top], [0, 0, 1]])
+        mirror = np.array([[-1.0, 0, 1], [0, 1, 0], [0, 0, 1]]) if self.mirrored else np.eye(3)
+        return crop @ mirror @ self.moved
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
+
+    image: Any  # an image of Pillow's, in the end a tensor (3, H, W)
+    geometry: Geometry
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size
+
+    def transform(self, size: tuple[int, int], method: int, data: tuple[float, ...], **how: Any) -> "Seen":
+        """`data` maps pixels of the new image to the old one: x' = a·x + b·y + c, y' = d·x + e·y + f."""
+        image = self.image.transform(size, method, data, **how)
+        width, height = self.size
+        a, b, c, d, e, f = data
+        step = np.array([[a, b * height / width, c / width], [d * width / height, e, f / height], [0, 0, 1]])
+        return Seen(image, self.geometry.move(step))
+
+    def rotate(self, degrees: float, **how: Any) -> "Seen":
+        """Around its centre, counter-clockwise."""
+        image = self.image.rotate(degrees, **how)
+        width, height = self.size
+        cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        about = np.array([[cos, -sin * height / width, 0], [sin * width / height, cos, 0], [0, 0, 1]])
+        centre = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+        return Seen(image, self.geometry.move(centre @ about @ np.linalg.inv(centre)))
+
+
+GEOMETRIC = frozenset(
+    {
+        auto_augment.shear_x,
+        auto_augment.shear_y,
+        auto_augment.translate_x_rel,
+        auto_augment.translate_y_rel,
+        auto_augment.translate_x_abs,
+        auto_augment.translate_y_abs,
+        auto_augment.rotate,
+    }
+)
+
+
+def follow(step: Any) -> Callable[[Seen], Seen]:
+    """A step of timm's transforms, as it draws, for an image whose geometry is kept."""
+    if isinstance(step, RandomResizedCropAndInterpolation):
+        return Crop(step)
+    if isinstance(step, RandomHorizontalFlip):
+        return Flip(step)
+    if isinstance(step, auto_augment.RandAugment | auto_augment.AutoAugment):
+        policies = [step.ops] if isinstance(step, auto_augment.RandAugment) else step.policy
+        for policy in policies:
+            for operation in policy:  # these hand on whatever they get, so that the geometry travels with the image
+                if operation.aug_fn not in GEOMETRIC and not isinstance(operation.aug_fn, OnImage):
+                    operation.aug_fn = OnImage(operation.aug_fn)
+        return step
+    return OnImage(step)
+
+
+class OnImage:
+    """What changes colours alone."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self.step = step
+
+    def __call__(self, seen: Seen, *args: Any, **options: Any) -> Seen:
+        return Seen(self.step(seen.image, *args, **options), seen.geometry)
+
+
+class Crop:
+    def __init__(self, step: RandomResizedCropAndInterpolation) -> None:
+        self.step = step
+
+    def __call__(self, seen: Seen) -> Seen:
+        step, (width, height) = self.step, seen.size
+        top, left, rows, columns = step.get_params(seen.image, step.scale, step.ratio)
+        how = random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
+        image = F.resized_crop(seen.image, top, left, rows, columns, step.size, how)
+        box = (top / height, left / width, rows / height, columns / width)
+        return Seen(image, replace(seen.geometry, box=box))
+
+
+class Flip:
+    def __init__(self, step: RandomHorizontalFlip) -> None:
+        self.step = step
+
+    def __call__(self, seen: Seen) -> Seen:
+        if torch.rand(1) < self.step.p:
+            return Seen(F.hflip(seen.image), replace(seen.geometry, mirrored=not seen.geometry.mirrored))
+        return seen

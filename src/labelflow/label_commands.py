@@ -1,0 +1,134 @@
+"""`labelflow labels COMMAND …`: what can be done with dense labels that are there."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from timm.data import ImageNetInfo
+from tyro.conf import Positional
+
+from labelflow.analysis.label_maps import label_picture
+from labelflow.data import Data, Stream, open_source
+from labelflow.engine.progress import Counted
+from labelflow.labels import Store, export_tree, import_tree
+
+
+def inspect(labels: Positional[Path], as_json: bool = False) -> None:
+    """What a store of labels is. Example: labelflow labels inspect labels/photos
+
+    Args:
+        labels: The folder of the labels.
+        as_json: Print JSON, for programs.
+    """
+    store = Store(labels)
+    manifest = asdict(store.manifest)
+    size = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
+    facts = {**manifest, "bytes_per_image": round(size / len(store)), "checksum": store.checksum}
+    if as_json:
+        print(json.dumps(facts))
+        return
+    classes = manifest["classes"]
+    facts["classes"] = f"{len(classes)}: {', '.join(classes[:3])}{' …' if len(classes) > 3 else ''}"
+    facts["grid"] = "×".join(map(str, manifest["grid"]))
+    facts["keys"] = f"like {store.keys()[0]}"
+    for name, value in facts.items():
+        print(f"{name.replace('_', ' '):15} {value}")
+
+
+def verify(labels: Positional[Path]) -> None:
+    """Read all labels and compare them with their checksums. Example: labelflow labels verify labels/photos
+
+    Args:
+        labels: The folder of the labels.
+    """
+    store = Store(labels)
+    with Counted("verifying", "parts", 100) as progress:
+        problems = store.verify(_percents(progress))
+    if problems:
+        raise ValueError(f"{labels} is damaged: {'; '.join(problems)}")
+    print(f"{labels} is whole: {len(store)} label maps, checksum {store.checksum[:16]}")
+
+
+def import_labels(
+    tree: Positional[Path], out: Positional[Path], classes: str = "imagenet", seen: str = "whole", resume: bool = False
+) -> None:
+    """Labels from a tree of CLASS/NAME.pt files, as Token Labeling and ReLabel released them.
+    Example: labelflow labels import label_top5_train_nfnet labels/imagenet --seen "center(0.956)"
+
+    Args:
+        tree: The folder of the tree.
+        out: The folder of the labels.
+        classes: imagenet, or a folder of images whose class folders name the classes.
+        seen: What of an image the maps show: whole, as ReLabel's; center(0.956), as Token Labeling's generator cropped.
+        resume: Go on with the labels in that folder, if they are unfinished.
+    """
+    if classes == "imagenet":
+        names = ImageNetInfo().label_names()
+    else:
+        names = list(open_source(Data(data=classes), "train").classes)
+    with Counted("importing", "parts", 100) as progress:
+        store = import_tree(tree, out, names, str(tree), seen, resume, _percents(progress))
+    print(f"{out} holds {len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells")
+
+
+def export_labels(labels: Positional[Path], out: Positional[Path], resume: bool = False) -> None:
+    """Write labels as a tree of CLASS/NAME.pt files. Example: labelflow labels export labels/photos tree
+
+    Args:
+        labels: The folder of the labels.
+        out: The folder of the tree.
+        resume: Go on with a tree that is unfinished.
+    """
+    print(f"{export_tree(Store(labels), out, resume)} files in {out}")
+
+
+def draw(
+    labels: Positional[Path],
+    data: Positional[str],
+    out: Path = Path("labels.png"),
+    count: int = 6,
+    split: str = "train",
+    root: str = "data",
+    val_fraction: float = 0.1,
+    split_seed: int = 0,
+) -> None:
+    """Draw labels over some images. Example: labelflow labels draw labels/photos my/photos --out labels.png
+
+    Args:
+        labels: The folder of the labels.
+        data: The data that they were made for.
+        out: The picture.
+        count: How many images.
+        split: The part of the data, train or val.
+        root: Where torchvision and Hugging Face keep their files.
+        val_fraction: How much of a folder without train and val is set aside; as for annotate.
+        split_seed: Chooses which files are set aside; as for annotate.
+    """
+    source = open_source(Data(data=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
+    if isinstance(source, Stream):
+        raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")
+    picture = label_picture(Store(labels), source, count)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(out)
+    print(out)
+
+
+def _percents(progress: Counted) -> Callable[[float], None]:
+    """Of 100 parts, for what is told as a part of 1."""
+
+    def advance(part: float) -> None:
+        more = round(100 * part) - progress.done
+        if more:
+            progress.advance(more)
+
+    return advance
+
+
+LABEL_COMMANDS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
+    "verify": verify,
+    "import": import_labels,
+    "export": export_labels,
+    "draw": draw,
+}

@@ -1,0 +1,202 @@
+"""Annotating a data set: a trained classifier scores every image once, at every place of its last feature map.
+
+Shapes: B batch, N = h·w places, D features, C classes, k best classes of a place.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor, nn
+
+from labelflow.data import Data, Source, Unreadable
+from labelflow.data.loader import fixed_batches
+from labelflow.data.transforms import as_view
+from labelflow.data.views import Batch, Draw
+from labelflow.engine.progress import Counted
+from labelflow.labels.manifest import Manifest, center_part
+from labelflow.labels.store import Draft, Store
+from labelflow.tokens import final_tokens, has_token_head, token_grid
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """A classifier, and how it wants to see images."""
+
+    model: nn.Module
+    name: str
+    weights: str  # where they came from
+    classes: tuple[str, ...]  # of its classifier
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def transform(self, seen: str) -> Callable[[Image.Image], Tensor]:
+        """The whole image, stretched to a square, or its centre."""
+        return create_transform(
+            self.image_size,
+            crop_mode="squash" if seen == "whole" else "center",
+            crop_pct=1.0 if seen == "whole" else center_part(seen),
+            interpolation="bicubic",
+            mean=self.mean,
+            std=self.std,
+        )
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """How a data set is annotated."""
+
+    top: int = 5
+    """How many classes are kept for each place: those with the best scores."""
+    seen: str = "whole"
+    """What the annotator sees: the whole image, stretched to a square; or center(0.9), a part of its shorter side."""
+    scores: Literal["rest", "logits"] = "rest"
+    """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper."""
+    batch: int = 0
+    """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
+    shard: int = 1024
+    """Images in a file; after a kill, whole files are kept."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision of the annotator."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("top", 1), ("batch", 0), ("shard", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """The classifier applied at every place: (B, N, C), and the grid (h, w)."""
+    height, width = images.shape[2:]
+    if has_token_head(model):
+        _, logits = model.dense_logits(images)  # type: ignore[operator]
+        return logits, token_grid(logits.shape[1], height, width)
+    features = model.forward_features(images)  # type: ignore[operator]
+    tokens, grid = final_tokens(model, features, height, width)
+    single = tokens.flatten(0, 1)  # (B·N, D): each place as an image of its own, of one token
+    if features.ndim == 3:
+        single = single.unsqueeze(1).expand(-1, getattr(model, "num_prefix_tokens", 0) + 1, -1)
+    else:
+        single = single[:, :, None, None] if features.shape[1] == tokens.shape[2] else single[:, None, None, :]
+    return model.forward_head(single).unflatten(0, tokens.shape[:2]), grid  # type: ignore[operator]
+
+
+def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
+    """The k best scores of each place and their classes: (B, N, C) -> (B, N, k) each.
+
+    "rest": a score of 0 stands for what the other classes have on average, so that a softmax in which all of these
+    have 0 gives the k classes exactly the probabilities that the annotator gives them.
+    """
+    values, classes = logits.topk(k, dim=-1)
+    others = logits.shape[-1] - k
+    if scores == "rest" and others:
+        level = logits.scatter(-1, classes, -math.inf).logsumexp(-1, keepdim=True) - math.log(others)
+        values = values - level
+    elif scores == "rest":
+        values = values - values.mean(-1, keepdim=True)
+    return values, classes
+
+
+def columns_of(annotator: Sequence[str], data: Sequence[str]) -> list[int]:
+    """Where an annotator's classifier has the classes of the data."""
+    place = {name: index for index, name in enumerate(annotator)}
+    missing = [name for name in data if name not in place]
+    if missing:
+        few = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+        raise ValueError(
+            f"the annotator does not know {len(missing)} of the {len(data)} classes ({few}); its own are like "
+            f"{', '.join(annotator[:3])}. Train one on this data (labelflow train finetune_cutmix --data …) and give "
+            "its folder as --model"
+        )
+    return [place[name] for name in data]
+
+
+def annotate(
+    source: Source,
+    annotator: Annotator,
+    annotation: Annotation,
+    out: Path,
+    *,
+    accelerator: Accelerator,
+    loading: Data,
+    progress: Counted,
+    resume: bool = False,
+) -> Store:
+    """Annotate every image of a source, dealt to all processes."""
+    columns = columns_of(annotator.classes, source.classes)
+    device = accelerator.device
+    model = annotator.model.to(device).to(memory_format=torch.channels_last).eval()  # convolutions are faster so
+    grid = _grid(model, annotator.image_size, accelerator)
+    manifest = Manifest(
+        annotator=annotator.name,
+        weights=annotator.weights,
+        image_size=annotator.image_size,
+        seen=annotation.seen,
+        scores=annotation.scores,
+        grid=grid,
+        k=min(annotation.top, len(columns)),
+        classes=tuple(source.classes),
+        samples=len(source),
+        shard=annotation.shard,
+    )
+    draft = Draft(out, manifest, [source.key(index) for index in range(len(source))], resume)
+    accelerator.wait_for_everyone()
+    missing = draft.missing(accelerator.process_index, accelerator.num_processes)
+    progress.skip(len(source) - sum(len(draft.places(shard)) for shard in draft.missing()))
+    unreadable = Unreadable(loading.skip_unreadable, progress.say)
+    size = annotation.batch or (2 if device.type == "cpu" else 64)
+    view = as_view(annotator.transform(annotation.seen))
+    batches = fixed_batches(source, view, loading, list(_draws(draft, missing, size)))
+    chosen = torch.tensor(columns, device=device)
+    everything = columns == list(range(len(annotator.classes)))
+    for shard in missing:
+        parts = []
+        wanted = len(draft.places(shard))
+        while wanted:
+            batch: Batch = next(batches)
+            unreadable(batch.problems)
+            with torch.inference_mode(), accelerator.autocast():
+                images = batch.images.to(device, non_blocking=True, memory_format=torch.channels_last)
+                logits, _ = place_logits(model, images)
+            logits = logits.float() if everything else logits.float()[..., chosen]
+            scores, classes = best_scores(logits, manifest.k, annotation.scores)
+            scores = scores * batch.weights.to(scores)[:, None, None]  # nothing is known of what could not be read
+            parts.append((_maps(scores, grid), _maps(classes, grid)))
+            wanted -= len(batch.images)
+            progress.advance(len(batch.images) * accelerator.num_processes)
+        draft.write(shard, *(np.concatenate(part) for part in zip(*parts, strict=True)))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        draft.finish()
+    accelerator.wait_for_everyone()
+    return Store(out)
+
+
+def _draws(draft: Draft, shards: Sequence[int], batch: int) -> Iterator[list[Draw]]:
+    """Batches that never reach over a shard's end: what a shard holds does not depend on who writes it."""
+    for shard in shards:
+        places = draft.places(shard)
+        for start in range(0, len(places), batch):
+            yield [Draw(place, 0, place) for place in places[start : start + batch]]
+
+
+def _maps(values: Tensor, grid: tuple[int, int]) -> np.ndarray:
+    """(B, N, k) -> (B, k, h, w)"""
+    return values.transpose(1, 2).unflatten(2, grid).cpu().numpy()
+
+
+@torch.inference_mode()
+def _grid(model: nn.Module, size: int, accelerator: Accelerator) -> tuple[int, int]:
+    try:
+        with accelerator.autocast():
+            return place_logits(model, torch.zeros(1, 3, size, size, device=accelerator.device))[1]
+    except (AssertionError, RuntimeError, AttributeError) as error:
+        raise ValueError(f"the annotator gives no scores at places of images of {size} pixels: {error}") from None

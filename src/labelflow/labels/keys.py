@@ -1,0 +1,58 @@
+"""The keys of samples: as lines of a file, and as an index that is searched without being read."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def to_lines(keys: Sequence[str]) -> bytes:
+    broken = next((key for key in keys if "\n" in key), None)
+    if broken is not None:
+        raise ValueError(f"a key cannot hold a line break: {broken!r}")
+    return _encode("".join(f"{key}\n" for key in keys))
+
+
+def from_lines(lines: bytes) -> list[str]:
+    return lines.decode("utf-8", "surrogatepass").split("\n")[:-1]
+
+
+def first_difference(begun: bytes, now: bytes) -> str:
+    """Between as many lines; empty if there is none."""
+    if begun == now:
+        return ""
+    pairs = zip(from_lines(begun), from_lines(now), strict=False)
+    return next((f"key {n} was {a!r}, not {b!r}" for n, (a, b) in enumerate(pairs) if a != b), "keys are missing")
+
+
+def make_index(keys: Sequence[str]) -> Array:
+    """(2, keys): sorted hashes, and the places of their keys."""
+    hashes = np.frombuffer(b"".join(map(_hash, keys)), "<u8")
+    places = np.argsort(hashes, kind="stable").astype("<u8")
+    same = np.flatnonzero(hashes[places][1:] == hashes[places][:-1])
+    if len(same):
+        one, other = (keys[place] for place in places[same[0] : same[0] + 2])
+        raise ValueError(
+            f"the key {one!r} comes twice" if one == other else f"{one!r} and {other!r} have one hash; rename one"
+        )
+    return np.stack([hashes[places], places])
+
+
+def find(index: Array, key: str) -> int | None:
+    """The place of a key. A strange one is taken for another with a chance of 2**-64 for each sample."""
+    hashes, places = index
+    wanted = np.frombuffer(_hash(key), "<u8")[0]
+    found = int(np.searchsorted(hashes, wanted))
+    return int(places[found]) if found < len(hashes) and hashes[found] == wanted else None
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.blake2b(_encode(key), digest_size=8).digest()
+
+
+def _encode(text: str) -> bytes:
+    """Names of files that are not UTF-8, too."""
+    return text.encode("utf-8", "surrogatepass")

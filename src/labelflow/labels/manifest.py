@@ -1,0 +1,110 @@
+"""What a store of label maps says about itself, in its manifest.json."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labelflow.engine.run import whole_file
+
+FORMAT, VERSION = "labelflow label store", 1
+SCORES = ("rest", "logits")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """How the labels of one split of a data set came about, and their shape."""
+
+    annotator: str  # the model's name, or how else they came
+    weights: str  # where its weights came from; may be empty
+    image_size: int  # pixels it looked at; 0: unknown
+    seen: str  # "whole": the image stretched to a square; "center(0.956)": that part of the shorter side
+    scores: str  # "rest": relative to the absent classes; "logits": as the network gives them
+    grid: tuple[int, int]  # rows, columns
+    k: int  # scores in a cell
+    classes: tuple[str, ...]
+    samples: int
+    shard: int = 1024  # samples in a shard; the last one may hold fewer
+
+    def __post_init__(self) -> None:
+        if len(self.grid) != 2 or min(self.grid) < 1:
+            raise ValueError(f"grid must be (rows, columns), at least (1, 1), not {self.grid}")
+        if not 1 <= self.k <= len(self.classes):
+            raise ValueError(f"k must lie between 1 and the number of classes, {len(self.classes)}, not {self.k}")
+        if self.samples < 1 or self.shard < 1:
+            raise ValueError(f"there must be samples, some in each shard, not {self.samples}, {self.shard} in a shard")
+        if self.image_size < 0:
+            raise ValueError(f"image_size must be a number of pixels, or 0 if unknown, not {self.image_size}")
+        if self.scores not in SCORES:
+            raise ValueError(f"scores must be {' or '.join(map(repr, SCORES))}, not {self.scores!r}")
+        if self.seen != "whole" and not 0 < center_part(self.seen) <= 1:
+            raise ValueError(f"seen must be 'whole' or like 'center(0.956)', a part up to 1, not {self.seen!r}")
+
+    @property
+    def shards(self) -> int:
+        return -(-self.samples // self.shard)
+
+    @property
+    def ids(self) -> str:
+        """numpy's name of the smallest type that holds a class."""
+        count = len(self.classes)
+        return "|u1" if count <= 1 << 8 else "<u2" if count <= 1 << 16 else "<u4"
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """One sample in a shard."""
+        shape = (self.k, *self.grid)
+        return np.dtype([("scores", "<f2", shape), ("classes", self.ids, shape)])
+
+    def places(self, shard: int) -> range:
+        """The samples in a shard."""
+        if not 0 <= shard < self.shards:
+            raise ValueError(f"there is no shard {shard}: there are {self.shards}, from 0")
+        return range(shard * self.shard, min((shard + 1) * self.shard, self.samples))
+
+
+def write_manifest(path: Path, manifest: Manifest, **more: Any) -> None:
+    value = {"format": FORMAT, "version": VERSION, "manifest": asdict(manifest), "ids": manifest.ids, **more}
+    with whole_file(path) as draft:
+        draft.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest, and all that the file says."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ValueError(f"{path.parent} is not a store of labels: its {path.name} is of another kind")
+    if value.get("version") != VERSION:
+        raise ValueError(
+            f"{path.parent} was made by another version of labelflow: "
+            f"its format is {value.get('version')}, this one reads {VERSION}"
+        )
+    try:
+        said = value["manifest"]
+        return Manifest(**{**said, "grid": tuple(said["grid"]), "classes": tuple(said["classes"])}), value
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def differences(begun: Manifest, now: Manifest) -> str:
+    """Empty if there are none."""
+    pairs = {field.name: (getattr(begun, field.name), getattr(now, field.name)) for field in fields(Manifest)}
+    return ", ".join(
+        "its classes are others" if name == "classes" else f"{name} was {one!r}, not {other!r}"
+        for name, (one, other) in pairs.items()
+        if one != other
+    )
+
+
+def center_part(seen: str) -> float:
+    """The part in "center(part)"; 0 if it is nothing of the kind."""
+    try:
+        return float(seen.removeprefix("center(").removesuffix(")")) if seen[:7] + seen[-1:] == "center()" else 0.0
+    except ValueError:
+        return 0.0

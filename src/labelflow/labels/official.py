@@ -1,0 +1,126 @@
+"""The label maps that Token Labeling and ReLabel released: a tree of files CLASS/NAME.pt, one an image."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+
+from labelflow.engine.run import whole_file
+from labelflow.labels.store import Draft, LabelMap, Manifest, Store
+
+EXACT = 2048  # classes that float16 tells apart
+
+
+def import_tree(
+    tree: Path | str,
+    out: Path | str,
+    classes: Sequence[str],
+    annotator: str = "",
+    seen: str = "whole",
+    resume: bool = False,
+    advance: Callable[[float], None] = lambda part: None,
+) -> Store:
+    """A store of the maps in a tree. The key of TREE/CLASS/NAME.pt is CLASS/NAME.
+
+    `advance` is told how much is done, from 0 to 1.
+    """
+    tree = Path(tree)
+    keys = _keys(tree)
+    first = _read(_path(tree, keys[0]), len(classes))
+    k, rows, columns = first.scores.shape
+    manifest = Manifest(
+        annotator=annotator,
+        weights="",
+        image_size=0,
+        seen=seen,
+        scores="logits",
+        grid=(rows, columns),
+        k=k,
+        classes=tuple(classes),
+        samples=len(keys),
+    )
+    draft = Draft(out, manifest, keys, resume)
+    missing = draft.missing()
+    for number, shard in enumerate(missing):
+        maps = [_read(_path(tree, keys[place]), len(classes)) for place in draft.places(shard)]
+        for place, found in zip(draft.places(shard), maps, strict=True):
+            if found.scores.shape != first.scores.shape:
+                raise ValueError(
+                    f"{_path(tree, keys[place])} has k, rows, columns {found.scores.shape}, "
+                    f"but {_path(tree, keys[0])} has {first.scores.shape}; a store holds maps of one shape"
+                )
+        draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
+        advance((number + 1) / len(missing))
+    return draft.finish()
+
+
+def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
+    """Write the tree; the number of files written. With `resume`, those that are there are kept."""
+    out = Path(out)
+    if len(store.manifest.classes) > EXACT:
+        raise ValueError(
+            f"{store.folder} has {len(store.manifest.classes)} classes: the files of such a tree hold them in float16, "
+            f"which tells no more than {EXACT} apart"
+        )
+    keys = store.keys()
+    for key in keys:
+        inside = PurePosixPath(key)
+        if str(inside) != key or inside.is_absolute() or ".." in inside.parts or "\0" in key:
+            raise ValueError(f"the key {key!r} is not a path below {out}; such a tree needs keys like 'CLASS/NAME'")
+    if not resume and out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; resume, or choose a new folder")
+    written = 0
+    for place, key in enumerate(keys):
+        path = _path(out, key)
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = store.at(place)
+        with whole_file(path) as draft, open(draft, "wb") as file:
+            torch.save(torch.from_numpy(np.stack([found.scores, found.classes.astype("<f2")])), file)
+        written += 1
+    return written
+
+
+def _path(tree: Path, key: str) -> Path:
+    return tree / f"{key}.pt"
+
+
+def _keys(tree: Path) -> list[str]:
+    """Sorted."""
+    if not tree.is_dir():
+        raise ValueError(f"there is no folder {tree}")
+    found = []
+    for where, _, files in os.walk(tree, followlinks=True):
+        below = Path(where).relative_to(tree)
+        found += [(below / name.removesuffix(".pt")).as_posix() for name in files if name.endswith(".pt")]
+    if not found:
+        raise ValueError(f"{tree} has no label maps; it should hold files CLASS/NAME.pt")
+    return sorted(found)
+
+
+def _read(path: Path, classes: int) -> LabelMap:
+    tensor = _load(path)
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or len(tensor) != 2 or not tensor.is_floating_point():
+        found = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"{path} is not a label map: it holds {found}, not a float tensor [2, k, rows, columns]")
+    if tensor.dtype is torch.float16 and classes > EXACT:
+        raise ValueError(f"{path} holds classes in float16, which tells no more than {EXACT} apart, not {classes}")
+    scores, ids = tensor.double().numpy()
+    if not np.isfinite(tensor[0].half().numpy()).all():
+        raise ValueError(f"{path} has scores that are not finite numbers in float16")
+    if not (np.equal(ids, np.floor(ids)) & (ids >= 0) & (ids < classes)).all():
+        raise ValueError(f"{path} has class ids that are not integers from 0 to {classes - 1}: are these its classes?")
+    return LabelMap(scores.astype("<f2"), ids.astype(np.int64))
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has many names for a file that it cannot read
+        raise ValueError(
+            f"{path} is not a label map: {str(error).splitlines()[0] if str(error) else error!r}"
+        ) from None

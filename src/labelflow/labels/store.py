@@ -1,0 +1,264 @@
+"""A store of label maps: for each image of one split the top-k scores and classes of each cell of a grid.
+
+manifest.json       what they are, and the size and checksum of every file; written last: where it is, all is there
+samples.txt         keys, one a line, in order
+index.npy           two rows: sorted hashes of the keys, and their places
+shards/00000.npy    an array of records (scores, classes), which numpy can map
+draft.json          the manifest, in place of manifest.json while shards are still written
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+from labelflow.engine.run import whole_file
+from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines
+from labelflow.labels.manifest import Manifest, differences, read_manifest, write_manifest
+
+__all__ = ["Draft", "LabelMap", "Manifest", "Store"]
+
+MANIFEST, DRAFT, SAMPLES, INDEX, SHARDS = "manifest.json", "draft.json", "samples.txt", "index.npy", "shards"
+STRAYS = ".*.draft"  # what a kill leaves
+
+
+class LabelMap(NamedTuple):
+    scores: Array  # (k, rows, columns) float16
+    classes: Array  # (k, rows, columns) integers
+
+
+class Store:
+    """Labels by key: `store["n01440764/n01440764_10026"]`.
+
+    Shards are opened for each read and closed again: a map held open costs a file descriptor, and ImageNet's 1252
+    shards would exhaust them. Nothing open is shared with workers, forked or spawned.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ValueError(f"there is no folder {self.folder}")
+        if not (self.folder / MANIFEST).exists():
+            raise ValueError(_why_not(self.folder))
+        self.manifest, said = read_manifest(self.folder / MANIFEST)
+        self._files: dict[str, dict[str, Any]] = said.get("files", {})
+        if list(self._files) != _names(self.manifest):
+            raise ValueError(f"{self.folder / MANIFEST} is damaged: it does not list the files of its shards")
+        for name, file in self._files.items():
+            size = _size(self.folder / name)
+            if size != file["bytes"]:
+                found = "is missing" if size is None else f"has {size} bytes, not {file['bytes']}"
+                raise ValueError(f"{self.folder} is truncated: {name} {found}; copy or make the store again")
+        self._starts: dict[int, int] = {}  # shard: the byte at which its first record begins
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.folder,)
+
+    def __len__(self) -> int:
+        return self.manifest.samples
+
+    def __contains__(self, key: str) -> bool:
+        return find(self._index, key) is not None
+
+    def __getitem__(self, key: str) -> LabelMap:
+        place = find(self._index, key)
+        if place is None:
+            with open(self.folder / SAMPLES, "rb") as file:
+                example = from_lines(file.readline())[0]
+            raise ValueError(f"{self.folder} has no labels for {key!r}; its keys are like {example!r}")
+        return self.at(place)
+
+    def at(self, place: int) -> LabelMap:
+        """The labels of the sample at this place of `keys()`."""
+        if not 0 <= place < len(self):
+            raise ValueError(f"there is no sample {place} in {self.folder}: there are {len(self)}, from 0")
+        shard, row = divmod(place, self.manifest.shard)
+        if shard not in self._starts:
+            self._starts[shard] = _open_shard(self.folder, self.manifest, shard).offset
+        record = self.manifest.record
+        data = bytearray(record.itemsize)
+        with open(self.folder / _shard_name(shard), "rb", buffering=0) as file:
+            file.seek(self._starts[shard] + row * record.itemsize)
+            if file.readinto(data) != record.itemsize:
+                raise ValueError(f"{self.folder / _shard_name(shard)} ends too early; make the store again")
+        scores, classes = np.frombuffer(data, record)[0]
+        return LabelMap(scores.copy(), classes.copy())  # copies are aligned
+
+    def keys(self) -> list[str]:
+        return from_lines((self.folder / SAMPLES).read_bytes())
+
+    @property
+    def checksum(self) -> str:
+        """The identity of the labels: of their files and of the names of the classes, not of how they came about."""
+        parts = [*self.manifest.classes, *(file["sha256"] for file in self._files.values())]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def verify(self, advance: Callable[[float], None] = lambda part: None) -> list[str]:
+        """Read everything; what is wrong with it, if anything. `advance` is told how much is done, from 0 to 1."""
+        problems = []
+        for number, (name, file) in enumerate(self._files.items()):
+            try:
+                if _checksum(self.folder / name) != file["sha256"]:
+                    problems.append(f"{name} is damaged: its checksum is another")
+                elif name.startswith(SHARDS):
+                    shard = _open_shard(self.folder, self.manifest, int(Path(name).stem))
+                    wrong = _wrong(shard["scores"], shard["classes"], self.manifest)
+                    problems += [f"{name}: {wrong}"] if wrong else []
+            except (OSError, ValueError) as error:
+                problems.append(f"{name} cannot be read: {error}")
+            advance((number + 1) / len(self._files))
+        return problems
+
+    @cached_property
+    def _index(self) -> Array:
+        return np.asarray(np.load(self.folder / INDEX, mmap_mode="r", allow_pickle=False))
+
+
+class Draft:
+    """A store that is being written, shard by shard, by one process or several.
+
+    Several processes may open it at once if they say the same: all with `resume`, or all before any of them writes.
+    Each writes its own shards; when all have, one calls `finish`.
+    """
+
+    def __init__(self, folder: Path | str, manifest: Manifest, keys: Sequence[str], resume: bool = False) -> None:
+        self.folder, self.manifest = Path(folder), manifest
+        self._index, lines = make_index(keys), to_lines(keys)
+        if len(keys) != manifest.samples:
+            raise ValueError(f"{len(keys)} keys for {manifest.samples} samples: there must be one for each")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        there = [path.name for path in self.folder.iterdir() if not path.match(STRAYS)]
+        if not (self.folder / DRAFT).exists():
+            if (self.folder / MANIFEST).exists():
+                raise ValueError(f"{self.folder} is whole already; choose another folder, or remove it")
+            if there:
+                raise ValueError(f"{self.folder} holds other files ({min(there)}); choose a new folder")
+            with _of_many(self.folder / DRAFT) as path:
+                write_manifest(path, manifest)
+        begun, _ = read_manifest(self.folder / DRAFT)
+        if not (self.folder / SAMPLES).exists():
+            with _of_many(self.folder / SAMPLES) as path, whole_file(path) as draft:
+                draft.write_bytes(lines)
+        differs = differences(begun, manifest) or first_difference((self.folder / SAMPLES).read_bytes(), lines)
+        if differs:
+            raise ValueError(f"{self.folder} was begun differently: {differs}; say the same, or choose a new folder")
+        (self.folder / SHARDS).mkdir(exist_ok=True)
+        done = manifest.shards - len(self.missing())
+        if done and not resume:
+            raise ValueError(
+                f"{self.folder} is unfinished, {done} of {manifest.shards} shards are there; "
+                "resume it (--resume), or choose a new folder"
+            )
+
+    def missing(self, rank: int = 0, processes: int = 1) -> list[int]:
+        """The shards that this process has still to write; shard s is process s % processes' own."""
+        if not 0 <= rank < processes:
+            raise ValueError(f"rank must lie below the number of processes, {processes}, from 0, not {rank}")
+        own = range(rank, self.manifest.shards, processes)
+        return [shard for shard in own if not (self.folder / _shard_name(shard)).exists()]
+
+    def places(self, shard: int) -> range:
+        """The samples in a shard."""
+        return self.manifest.places(shard)
+
+    def write(self, shard: int, scores: Array, classes: Array) -> None:
+        """All of a shard: scores and classes (n, k, rows, columns) of its samples, in order."""
+        shape = (len(self.places(shard)), self.manifest.k, *self.manifest.grid)
+        if scores.shape != shape or classes.shape != shape:
+            raise ValueError(
+                f"scores and classes of shard {shard} must be {shape}, not {scores.shape}, {classes.shape}"
+            )
+        with np.errstate(over="ignore"):  # infinite then, and refused
+            scores = scores.astype("<f2")
+        wrong = _wrong(scores, classes, self.manifest)
+        if wrong:
+            raise ValueError(f"shard {shard}: {wrong}")
+        records = np.empty(len(scores), self.manifest.record)
+        records["scores"], records["classes"] = scores, classes
+        _save(self.folder / _shard_name(shard), records)
+
+    def finish(self) -> Store:
+        """Make it a store. If a kill comes between, resume and finish again."""
+        missing = self.missing()
+        if missing:
+            few = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
+            raise ValueError(f"{self.folder} lacks {len(missing)} of {self.manifest.shards} shards: {few}")
+        for shard in range(self.manifest.shards):
+            _open_shard(self.folder, self.manifest, shard)  # as it should be
+        _save(self.folder / INDEX, self._index)
+        paths = {name: self.folder / name for name in _names(self.manifest)}
+        files = {name: {"bytes": _size(path), "sha256": _checksum(path)} for name, path in paths.items()}
+        write_manifest(self.folder / MANIFEST, self.manifest, files=files)
+        for stray in [*self.folder.glob(STRAYS), *(self.folder / SHARDS).glob(STRAYS)]:
+            stray.unlink()
+        (self.folder / DRAFT).unlink(missing_ok=True)
+        return Store(self.folder)
+
+
+def _why_not(folder: Path) -> str:
+    """Why a folder without a manifest cannot be opened."""
+    if not (folder / DRAFT).exists():
+        return f"{folder} is not a store of labels: it has no {MANIFEST}"
+    shards = read_manifest(folder / DRAFT)[0].shards
+    done = sum((folder / _shard_name(shard)).exists() for shard in range(shards))
+    return f"{folder} is unfinished: {done} of {shards} shards are there; run the same annotate command with --resume"
+
+
+def _shard_name(shard: int) -> str:
+    return f"{SHARDS}/{shard:05d}.npy"
+
+
+def _names(manifest: Manifest) -> list[str]:
+    """The files that a manifest lists."""
+    return [SAMPLES, INDEX, *map(_shard_name, range(manifest.shards))]
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _open_shard(folder: Path, manifest: Manifest, shard: int) -> np.memmap[Any, Any]:
+    path = folder / _shard_name(shard)
+    wanted = ((len(manifest.places(shard)),), manifest.record)
+    try:
+        records = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, SyntaxError, TokenError) as error:  # of its header
+        raise ValueError(f"{path} is damaged: {error}; remove it and resume, or make the store again") from None
+    if (records.shape, records.dtype) != wanted:
+        raise ValueError(f"{path} holds {records.shape} of {records.dtype}, not {wanted[0]} of {wanted[1]}")
+    return records
+
+
+def _wrong(scores: Array, classes: Array, manifest: Manifest) -> str:
+    """What no label map can hold."""
+    if not np.isfinite(scores).all():
+        return "there are scores that are not finite numbers in float16"
+    if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= len(manifest.classes):
+        return f"classes must be integers from 0 to {len(manifest.classes) - 1}"
+    return ""
+
+
+def _save(path: Path, array: Array) -> None:
+    with whole_file(path) as draft, open(draft, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+@contextmanager
+def _of_many(path: Path) -> Iterator[Path]:
+    """A path of one's own, which takes the place of `path`: other processes write the same at the same time."""
+    own = path.with_name(f".{path.name}.{uuid4().hex}.draft")
+    yield own
+    os.replace(own, path)

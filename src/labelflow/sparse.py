@@ -1,0 +1,125 @@
+"""Labels of which only a few classes matter, one for each token, and the cross-entropy with them.
+
+Shapes: B batch, N tokens, C classes, V classes that a label names, T those that a token's label names.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Sparse(NamedTuple):
+    """Soft labels over C classes of which only a few matter: every class has `rest`, a few have more.
+
+    The label of class c is `rest + Σ above[v] for classes[v] = c`. A softmax over scores that are 0 for all but V
+    classes is of this kind, so a label map's (B, N, 1000) targets need never be made.
+
+    >>> labels = Sparse(torch.tensor([[2, 0]]), torch.tensor([[0.5, 0.1]]), torch.tensor([0.1]))
+    >>> labels.dense(4)
+    tensor([[0.2000, 0.1000, 0.6000, 0.1000]])
+    """
+
+    classes: Tensor  # (..., V) whole numbers; the same class may come twice
+    above: Tensor  # (..., V) float32: what each has above the rest, 0 where there is nothing
+    rest: Tensor  # (...) float32
+
+    def dense(self, num_classes: int) -> Tensor:
+        """The same labels in full: (..., C)"""
+        full = self.rest.unsqueeze(-1).repeat(*[1] * self.rest.ndim, num_classes)
+        return full.scatter_add(-1, self.classes.long(), self.above)
+
+    def smoothed(self, smoothing: float, num_classes: int) -> "Sparse":
+        """(1-s)·y + s/C"""
+        return Sparse(self.classes, (1 - smoothing) * self.above, (1 - smoothing) * self.rest + smoothing / num_classes)
+
+    def mixed(self, partner: Tensor, share: Tensor) -> "Sparse":
+        """share·y + (1-share)·y of the partner (B,), for shares (B, ...) as `rest`: Token Labeling, Eqs. 6 and 7."""
+        own, other = share.unsqueeze(-1), (1 - share).unsqueeze(-1)
+        return Sparse(
+            torch.cat([self.classes, self.classes[partner]], -1),
+            torch.cat([own * self.above, other * self.above[partner]], -1),
+            torch.lerp(self.rest[partner], self.rest, share),
+        )
+
+
+def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:
+    """H(X, y) for logits (..., C) and labels (..., ): the cross-entropy with `labels.dense(C)`, without making it.
+
+    -Σ_c y_c·log softmax(X)_c = Σ_c y_c · logsumexp(X) - rest·Σ_c X_c - Σ_v above_v·X[class v]
+    """
+    if logits.shape[:-1] != labels.rest.shape:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.rest.shape)} are not of the same tokens"
+        )
+    return _SparseCrossEntropy.apply(logits, labels.classes.long(), labels.above, labels.rest)
+
+
+class _SparseCrossEntropy(torch.autograd.Function):
+    """With a gradient that needs one tensor of the logits' size instead of three."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, classes: Tensor, above: Tensor, rest: Tensor) -> Tensor:
+        values = logits.float()
+        mass = above.sum(-1) + values.shape[-1] * rest  # Σ y, 1 for a proper label
+        level = values.logsumexp(-1)
+        ctx.save_for_backward(logits, level, mass, classes, above, rest)
+        return mass * level - rest * values.sum(-1) - (above * values.gather(-1, classes)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, level, mass, classes, above, rest = ctx.saved_tensors
+        grad = grad.unsqueeze(-1)
+        slope = torch.exp(logits.float() - level.unsqueeze(-1))  # softmax
+        slope.mul_(mass.unsqueeze(-1)).sub_(rest.unsqueeze(-1))
+        slope.scatter_add_(-1, classes, -above).mul_(grad)
+        return slope.to(logits.dtype), None, None, None
+
+
+class TokenLabels(NamedTuple):
+    """The labels of images and of their tokens. A token's classes are told by their places among its image's."""
+
+    image: Sparse  # (B, V): of each view as a whole
+    places: Tensor  # (B, N, T) int16: which of the image's classes
+    above: Tensor  # (B, N, T)
+    rest: Tensor  # (B, N)
+
+    @property
+    def tokens(self) -> Sparse:
+        classes = self.image.classes.gather(1, self.places.flatten(1).long()).reshape(self.places.shape)
+        return Sparse(classes, self.above, self.rest)
+
+    def over_vocabulary(self) -> Tensor:
+        """What each class of the image has above the rest, in each token: (B, N, V)"""
+        above = self.above.new_zeros(*self.rest.shape, self.image.classes.shape[1])
+        return above.scatter_add_(2, self.places.long(), self.above)
+
+    def smoothed(self, smoothing: float, num_classes: int) -> "TokenLabels":
+        tokens = Sparse(self.places, self.above, self.rest).smoothed(smoothing, num_classes)
+        return TokenLabels(self.image.smoothed(smoothing, num_classes), *tokens)
+
+    def to(self, device: torch.device) -> "TokenLabels":
+        image = Sparse(*(part.to(device, non_blocking=True) for part in self.image))
+        return TokenLabels(image, *(part.to(device, non_blocking=True) for part in self[1:]))
+
+    @staticmethod
+    def stack(samples: "Sequence[TokenLabels]") -> "TokenLabels":
+        """Of single samples, the same without B, filled up to as many classes."""
+        classes, above, places, token_above = (
+            _stack([part(sample) for sample in samples])
+            for part in (
+                lambda one: one.image.classes,
+                lambda one: one.image.above,
+                lambda one: one.places,
+                lambda one: one.above,
+            )
+        )
+        image = Sparse(classes, above, torch.stack([sample.image.rest for sample in samples]))
+        return TokenLabels(image, places, token_above, torch.stack([sample.rest for sample in samples]))
+
+
+def _stack(parts: list[Tensor]) -> Tensor:
+    width = max(part.shape[-1] for part in parts)
+    return torch.stack([F.pad(part, (0, width - part.shape[-1])) for part in parts])

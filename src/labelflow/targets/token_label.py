@@ -1,0 +1,68 @@
+"""Token labeling: every patch token is trained on its own cell of a label map.
+
+Shapes: B batch, N tokens.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labelflow.align import Output, Student
+from labelflow.loss import Term
+from labelflow.mix import Mix
+from labelflow.sparse import TokenLabels, sparse_cross_entropy
+from labelflow.targets.base import Truth
+from labelflow.tokens import token_grid
+
+
+class TokenLabel:
+    """H(X^cls, y^cls) + β · mean over tokens of H(Xⁱ, yⁱ) (Token Labeling, Eq. 4), labels mixed as images or tokens are
+    (Eqs. 6 and 7).
+
+    beta: weight of the tokens' part.
+    image_label: y^cls, "pooled" from the view's label map, as the released models were trained, or "given" by the data.
+    participation: part of each image's tokens that count, drawn anew every time (Figure 4, left).
+    """
+
+    dense = True
+
+    def __init__(
+        self, beta: float = 0.5, image_label: Literal["pooled", "given"] = "pooled", participation: float = 1.0
+    ) -> None:
+        if image_label not in ("pooled", "given"):
+            raise ValueError(f"image_label must be 'pooled' (from the label map) or 'given', not {image_label!r}")
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation, a part of the tokens, must lie in (0, 1], not {participation}")
+        if beta < 0:
+            raise ValueError(f"beta, a weight, must not be negative, but is {beta}")
+        self.beta, self.image_label, self.participation = beta, image_label, participation
+
+    def student(self, model: nn.Module) -> Student:
+        return Student(model, {"tokens"})
+
+    def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
+        assert output.tokens is not None
+        assert truth.dense is not None
+        if self.image_label == "given":
+            image = F.cross_entropy(output.logits.float(), mix.blend(truth.classes))
+        else:
+            image = sparse_cross_entropy(output.logits, truth.dense.image.mixed(mix.partner, mix.lam)).mean()
+        labels = truth.dense.tokens.mixed(mix.partner, cell_share(mix, truth.dense))
+        tokens = sparse_cross_entropy(output.tokens, labels)  # (B, N)
+        return [Term("class", image), Term("tokens", self._taking_part(tokens).mean(), self.beta)]
+
+    def _taking_part(self, losses: Tensor) -> Tensor:
+        """The losses of a random part of each image's tokens: (B, N) -> (B, M)"""
+        if self.participation == 1:
+            return losses
+        count = max(1, round(self.participation * losses.shape[1]))
+        chosen = torch.rand(losses.shape, device=losses.device).topk(count, dim=1).indices
+        return losses.gather(1, chosen)
+
+
+def cell_share(mix: Mix, dense: TokenLabels) -> Tensor:
+    """How much of each labelled cell is one's own: (B, N)"""
+    grid = token_grid(dense.rest.shape[1], mix.share.shape[2], mix.share.shape[3])
+    return mix.tokens(grid).flatten(1)

@@ -1,0 +1,266 @@
+"""Token labeling against its equations, done densely; MixToken; and a training step of the public program."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import labelflow as lf
+from helpers import FAMILIES, box_mix, build, fill, images_for
+from labelflow.sparse import TokenLabels
+from labelflow.targets import ReLabel, TokenLabel, TokenLabelAligned, Truth
+from test_golden import golden, load
+from test_sparse import random_labels
+
+C = 5
+
+
+def truth_for(batch: int, tokens: int, seed: int = 0) -> Truth:
+    """Labels over 4 of the 5 classes of each image, other ones for each token."""
+    image = random_labels((batch,), 4, C, seed)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(4, (batch, tokens, 3), generator=generator).short()
+    above = torch.rand(batch, tokens, 3, generator=generator) / 4
+    rest = (1 - above.sum(-1)) / C
+    classes = lf.soft_labels(torch.arange(batch) % C, C, smoothing=0.1)
+    return Truth(classes, TokenLabels(image, places, above, rest))
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    return -(y * logits.log_softmax(-1)).sum(-1)
+
+
+def blend(y: Tensor, share: Tensor, partner: Tensor) -> Tensor:
+    share = share.reshape(*share.shape, *[1] * (y.ndim - share.ndim))
+    return share * y + (1 - share) * y[partner]
+
+
+def token_shares(mix: lf.Mix, grid: tuple[int, int]) -> Tensor:
+    """(B, N), by hand: the mean over each token's pixels."""
+    batch, _, height, width = mix.share.shape
+    h, w = grid
+    return mix.share.reshape(batch, h, height // h, w, width // w).mean((2, 4)).flatten(1)
+
+
+@pytest.mark.parametrize("image_label", ["pooled", "given"])
+@pytest.mark.parametrize("mixer", [lf.CutMix(per_sample=True), lf.MixUp(0.8), lf.MixToken(patch=8), lf.NoMix()])
+def test_equation_4(mixer: object, image_label: str) -> None:
+    model, images = build("vit"), images_for("vit")
+    target = TokenLabel(image_label=image_label)
+    student = target.student(model)
+    mix = mixer(images, torch.Generator().manual_seed(4))
+    truth = truth_for(4, 16)
+    output = student(mix.apply(images), mix)
+    y = truth.dense.image.dense(C) if image_label == "pooled" else truth.classes
+    tokens = blend(truth.dense.tokens.dense(C), token_shares(mix, (4, 4)), mix.partner)  # Eq. 6
+    expected = cross_entropy(output.logits, blend(y, mix.lam, mix.partner)).mean()  # Eq. 7
+    expected = expected + 0.5 * cross_entropy(output.tokens, tokens).mean()
+    assert_close(lf.total(target(output, truth, mix)), expected)
+
+
+@pytest.mark.parametrize("family", ["vit", "deit distilled", "swin", "pvt", "lvvit", "t2t performer"])
+def test_token_logits_of_any_model(family: str) -> None:
+    """A linear classifier on each token that the model ends with; the model's own logits are untouched."""
+    model, images = build(family), images_for(family)
+    student = TokenLabel().student(model)
+    mix = lf.NoMix()(images)
+    output = student(images, mix)
+    features = model.forward_features(images)
+    if family == "swin":
+        features = features.flatten(1, 2)
+    places = features[:, getattr(model, "num_prefix_tokens", 0) :]
+    head = model.aux_head if family == "lvvit" else student.token_head
+    assert_close(output.tokens, head(places))
+    if family == "lvvit":
+        assert_close(output.logits, model.head(features[:, 0]))
+    else:
+        assert_close(output.logits, model(images))
+    grid = student.token_grid(FAMILIES[family][2])
+    assert grid[0] * grid[1] == places.shape[1]
+    assert student(images).tokens is None
+    assert_close(student(images).logits, model(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "grid"),
+    [
+        ("mixer_s16_224", {"img_size": 64}, (4, 4)),
+        ("resnest14d", {}, (2, 2)),
+        ("convnext_atto", {"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 8)}, (2, 2)),
+        ("lvvit_t", {"img_size": 64, "depth": 1, "embed_dim": 16, "num_heads": 2, "aux_head": False}, (4, 4)),
+    ],
+)
+def test_token_logits_of_models_without_an_adapter(name: str, arguments: dict, grid: tuple[int, int]) -> None:
+    model = timm.create_model(name, num_classes=C, **arguments)
+    images = torch.randn(2, 3, 64, 64)
+    target = TokenLabel()
+    student = target.student(model)
+    assert student.token_grid((64, 64)) == grid
+    mix = lf.CutMix()(images)
+    output = student(mix.apply(images), mix)
+    assert output.tokens.shape == (2, grid[0] * grid[1], C)
+    lf.total(target(output, truth_for(2, grid[0] * grid[1]), mix)).backward()
+    assert all(parameter.grad is not None for parameter in student.parameters())
+    assert set(model.state_dict()) == set(timm.create_model(name, num_classes=C, **arguments).state_dict())
+
+
+@pytest.mark.parametrize("family", ["vit", "vit, oblong", "vit, any size", "swin", "pvt", "lvvit", "t2t transformer"])
+def test_mixtoken_mixes_what_the_patch_embedding_returns(family: str) -> None:
+    """Eq. 5: the same as a model whose embedding is replaced by the mixed tokens."""
+    model, images = build(family), images_for(family)
+    height, width = images.shape[2:]
+    share = torch.ones(4, 1, height, width)
+    share[:, :, : height // 2, : width // 2] = 0  # the upper left quarter
+    mix = lf.Mix(torch.tensor([2, 3, 0, 1]), share, at="tokens")
+    assert torch.equal(mix.apply(images), images)
+    embedding = next(
+        module for name, module in model.named_children() if name in ("patch_embed", "patch_embed1", "tokens_to_token")
+    )
+    tokens = embedding(images)
+    if tokens.ndim == 4:
+        tokens = tokens.flatten(1, 2)
+    grid = lf.tokens.token_grid(tokens.shape[1], height, width)
+    own = torch.nn.functional.adaptive_avg_pool2d(share, grid).flatten(1).unsqueeze(-1)
+    expected = own * tokens + (1 - own) * tokens[mix.partner]
+
+    seen: list[Tensor] = []
+    student = lf.Student(model)
+    embedding.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    output = student(images, mix)
+    assert_close(seen[-1].reshape(expected.shape), expected)
+    assert not torch.allclose(output.logits, model(images))
+
+
+def test_mixtoken_needs_a_patch_embedding() -> None:
+    images = torch.randn(2, 3, 64, 64)
+    with pytest.raises(ValueError, match="no patch embedding"):
+        lf.Student(timm.create_model("resnest14d"))(images, lf.MixToken()(images))
+
+
+@pytest.mark.parametrize("family", ["vit", "lvvit", "t2t performer"])
+def test_labels_of_mixed_tokens_flow_from_the_embedding(family: str) -> None:
+    """TL-Align with MixToken: labels start as the tokens' shares, whatever the embedding saw of its neighbours."""
+    model, images = build(family), images_for(family)
+    grid = lf.Student(model, {"tokens"}).token_grid(FAMILIES[family][2])
+    height, width = images.shape[2:]
+    share = torch.ones(4, 1, height, width)
+    share[:, :, : height // grid[0], :] = 0  # a row of tokens
+    mix = lf.Mix(torch.arange(4).flip(0), share, at="tokens")
+    flow = lf.Student(model, {"flow_tokens"}, layers=[])(images, mix).flow
+    assert_close(flow.tokens[..., 0], token_shares(mix, grid))
+
+
+@pytest.mark.parametrize("family", ["vit", "swin", "pvt v2", "lvvit"])
+def test_labels_of_cells_flow_as_the_cells_do(family: str) -> None:
+    """Flow is linear: what arrives of (own, partner) is the cells' flow applied to their shares."""
+    model, images = build(family), images_for(family)
+    grid = lf.Student(model, {"tokens"}).token_grid(FAMILIES[family][2])
+    height, width = images.shape[2:]
+    share = torch.ones(4, 1, height, width)
+    share[:, :, : height // grid[0], : width // grid[1]] = 0  # a whole cell
+    mix = lf.Mix(torch.arange(4).flip(0), share, at="tokens")  # so that both start behind the embedding
+    pairs = lf.Student(model, {"flow_tokens"})(images, mix).flow
+    cells = lf.Student(model, {"cells"})(images, mix).flow
+    own = token_shares(mix, grid).unsqueeze(-1)
+    assert cells.tokens.shape == (4, grid[0] * grid[1], grid[0] * grid[1])
+    assert_close((cells.tokens @ own)[..., 0], pairs.tokens[..., 0], atol=1e-5, rtol=0)
+    assert_close((cells.heads @ own)[..., 0], pairs.heads[..., 0], atol=1e-5, rtol=0)
+
+
+def test_aligned_token_labels_are_what_flowed_in() -> None:
+    model, images = build("vit"), images_for("vit")
+    mix, truth = box_mix(images), truth_for(4, 16)
+    target = TokenLabelAligned(beta=0.7)
+    student = target.student(model)
+    output = student(mix.apply(images), mix)
+    cells = blend(truth.dense.tokens.dense(C), token_shares(mix, (4, 4)), mix.partner)
+    flow = lf.Student(model, {"cells"})(mix.apply(images), mix).flow
+    expected = cross_entropy(output.logits, (flow.heads @ cells)[:, 0]).mean()
+    expected = expected + 0.7 * cross_entropy(output.tokens, flow.tokens @ cells).mean()
+    assert_close(lf.total(target(output, truth, mix)), expected)
+
+
+def test_labels_that_are_the_same_everywhere_flow_unchanged() -> None:
+    """The law: with one label for all cells of all images, alignment makes no difference."""
+    model, images = build("vit"), images_for("vit")
+    one = truth_for(1, 1).dense
+    everywhere = TokenLabels(
+        lf.Sparse(*(part.expand(4, *part.shape[1:]) for part in one.image)),
+        *(part.expand(4, 16, *part.shape[2:]) for part in one[1:]),
+    )
+    mix, truth = box_mix(images), Truth(truth_for(4, 16).classes, everywhere)
+    aligned, plain = TokenLabelAligned(), TokenLabel()
+    output = aligned.student(model)(mix.apply(images), mix)
+    assert_close(aligned(output, truth, mix)[1].value, plain(output, truth, mix)[1].value)
+
+
+def test_relabel_is_the_pooled_label_mixed_by_area() -> None:
+    model, images = build("vit"), images_for("vit")
+    mix, truth = box_mix(images), truth_for(4, 16)
+    output = ReLabel().student(model)(mix.apply(images), mix)
+    y = blend(truth.dense.image.dense(C), mix.share.mean((1, 2, 3)), mix.partner)
+    assert_close(lf.total(ReLabel()(output, truth, mix)), cross_entropy(output.logits, y).mean())
+
+
+def test_a_part_of_the_tokens_takes_part() -> None:
+    """With a loss that is the token's number, the mean over half of the tokens tells how many, and which, count."""
+    target = TokenLabel(participation=0.25)
+    losses = torch.arange(16.0).expand(400, 16)
+    torch.manual_seed(0)
+    chosen = target._taking_part(losses)
+    assert chosen.shape == (400, 4)
+    assert all(len(set(row.tolist())) == 4 for row in chosen)
+    assert abs(chosen.mean() - 7.5) < 0.5
+    assert TokenLabel()._taking_part(losses) is losses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"beta": -1}, "beta"), ({"participation": 0}, "participation"), ({"image_label": "map"}, "image_label")],
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TokenLabel(**arguments)
+
+
+@pytest.fixture(scope="module")
+def lvvit() -> nn.Module:
+    facts, _ = load("lvvit_t_train")
+    return fill(timm.create_model("lvvit_t", num_classes=facts["num_classes"])).train()
+
+
+def test_a_training_step_of_the_public_program(lvvit: nn.Module) -> None:
+    """LV-ViT-T with MixToken: logits, BatchNorm's statistics, losses and gradients."""
+    facts, arrays = load("lvvit_t_train")
+    images = torch.from_numpy(golden.images(4, 3, 224, 224))
+    top, left, bottom, right = (16 * edge for edge in facts["bbox_r0_c0_r1_c1"])
+    share = torch.ones(4, 1, 224, 224)
+    share[:, :, top:bottom, left:right] = 0
+    mix = lf.Mix(torch.arange(4).flip(0), share, at="tokens")
+    assert_close(mix.lam, torch.full((4,), facts["lam_own"]))
+
+    values = 3 * golden.base("lv_targets", 4 * 10 * 198).reshape(4, 10, 198)
+    targets = torch.from_numpy(golden.softmax(values, 1)).float().transpose(1, 2)  # (B, 2 + N, C)
+    rest = targets.min(-1).values
+    above = targets - rest[..., None]
+    image = lf.Sparse(torch.arange(10).expand(4, 10), above[:, 1], rest[:, 1])
+    places = torch.arange(10).short().expand(4, 196, 10)
+    truth = Truth(torch.empty(0), TokenLabels(image, places, above[:, 2:], rest[:, 2:]))
+
+    target = TokenLabel(beta=0.5)
+    output = target.student(lvvit)(mix.apply(images), mix)
+    assert_close(output.logits, arrays["cls"], atol=1e-4, rtol=0)
+    own = mix.tokens((14, 14)).flatten(1).unsqueeze(-1)
+    unmixed = own * output.tokens + (1 - own) * output.tokens[mix.partner]  # as that program gives them
+    assert_close(unmixed, arrays["aux"], atol=1e-4, rtol=0)
+    for name, buffer in lvvit.named_buffers():
+        if f"bn.{name}" in arrays:
+            assert_close(buffer, arrays[f"bn.{name}"], atol=1e-5, rtol=1e-5)
+    loss = lf.total(target(output, truth, mix))
+    assert_close(loss.item(), facts["loss_dense_weight_0.5"], atol=1e-5, rtol=0)
+    loss.backward()
+    for name, parameter in lvvit.named_parameters():
+        assert_close(
+            parameter.grad.norm().item(), facts["grad_norm_dense_weight_0.5"][name], atol=0, rtol=1e-3, msg=name
+        )
