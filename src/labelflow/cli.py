@@ -152,7 +152,7 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
     store = annotate_data(data, options)
     if _is_main_process():
         print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
-        print(f"  look at them   labelflow labels draw {options.out} {data}")
+        print(f"  look at them   labelflow labels draw {options.out} {data}{' --split val' * (options.split == 'val')}")
         print(f"  train on them  labelflow train small_lvvit --data {data} --labels {options.out}")
 
 

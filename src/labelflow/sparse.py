@@ -82,7 +82,7 @@ class TokenLabels(NamedTuple):
     """The labels of images and of their tokens. A token's classes are told by their places among its image's."""
 
     image: Sparse  # (B, V): of each view as a whole
-    places: Tensor  # (B, N, T) int16: which of the image's classes
+    places: Tensor  # (B, N, T) whole numbers: which of the image's classes
     above: Tensor  # (B, N, T)
     rest: Tensor  # (B, N)
 

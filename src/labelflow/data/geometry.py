@@ -98,13 +98,16 @@ def follow(step: Any) -> Callable[[Seen], Seen]:
     if isinstance(step, RandomHorizontalFlip):
         return Flip(step)
     if isinstance(step, auto_augment.RandAugment | auto_augment.AutoAugment):
-        policies = [step.ops] if isinstance(step, auto_augment.RandAugment) else step.policy
-        for policy in policies:
-            for operation in policy:  # these hand on whatever they get, so that the geometry travels with the image
-                if operation.aug_fn not in GEOMETRIC and not isinstance(operation.aug_fn, OnImage):
-                    operation.aug_fn = OnImage(operation.aug_fn)
+        for operation in operations(step):  # these hand on whatever they get: the geometry travels with the image
+            if operation.aug_fn not in GEOMETRIC and not isinstance(operation.aug_fn, OnImage):
+                operation.aug_fn = OnImage(operation.aug_fn)
         return step
     return OnImage(step)
+
+
+def operations(step: Any) -> list[Any]:
+    """Those that one of timm's policies (RandAugment, AutoAugment, AugMix) draws from."""
+    return [*getattr(step, "ops", []), *(one for policy in getattr(step, "policy", []) for one in policy)]
 
 
 class OnImage:

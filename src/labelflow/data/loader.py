@@ -48,9 +48,9 @@ def train_batches(
     group: int,
     updates: int,
     seed: int,
-    rank: int,
-    processes: int,
-    start: int,
+    rank: int = 0,
+    processes: int = 1,
+    start: int = 0,
     labeller: Labeller | None = None,
 ) -> Iterator[Batch]:
     """The groups of one process, update by update, from update `start` on, across epochs."""

@@ -7,7 +7,7 @@ from PIL import Image
 from timm.data import auto_augment, create_transform
 from torch import Tensor
 
-from labelflow.data.geometry import Geometry, OnImage, Seen, follow
+from labelflow.data.geometry import Geometry, OnImage, Seen, follow, operations
 from labelflow.data.settings import Data
 
 Transform = Callable[[Image.Image], Seen]  # its image is a tensor (3, H, W)
@@ -43,9 +43,9 @@ def train_transform(data: Data) -> Transform:
         std=data.std,
     )
     for step in transform.transforms:
-        for op in getattr(step, "ops", []):
-            if op.aug_fn is auto_augment.posterize:
-                op.aug_fn = _posterize
+        for operation in operations(step):
+            if operation.aug_fn is auto_augment.posterize:
+                operation.aug_fn = _posterize
     return Steps(*(follow(step) for step in transform.transforms))
 
 

@@ -106,7 +106,7 @@ class Counted(Shown):
     def advance(self, count: int) -> None:
         self.worked += count
         self.done = min(self.total, self.done + count)
-        rate = self.worked / (time.perf_counter() - self.since)
+        rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
         self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
         left = _duration((self.total - self.done) / rate)
         self.now_and_then(f"{self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")

@@ -192,7 +192,7 @@ def _softmax(classes: Array, scores: Array, num_classes: int) -> TokenLabels:
     token, place, above = row[first:] - 1, place[first:], above[first:]
     counts = np.bincount(token, minlength=len(scores) - 1)
     column = np.arange(len(token)) - (np.cumsum(counts) - counts)[token]
-    places = np.zeros((len(counts), max(1, counts.max())), np.int16)
+    places = np.zeros((len(counts), max(1, counts.max())), np.int16 if len(classes) <= 2**15 else np.int32)
     values = np.zeros(places.shape, np.float32)
     places[token, column] = place
     values[token, column] = above
