@@ -72,6 +72,13 @@ def test_many_classes() -> None:
     assert_close(one, other, atol=1e-6, rtol=0)
 
 
+def test_gradients_by_differences() -> None:
+    labels = random_labels((2, 3), 4, 6)
+    labels = lf.Sparse(labels.classes, labels.above.double(), labels.rest.double())
+    logits = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: lf.sparse_cross_entropy(x, labels), logits)
+
+
 def test_half_precision_logits_keep_a_float32_loss() -> None:
     labels = random_labels((4, 6), 5, 50)
     logits = (3 * torch.randn(4, 6, 50)).bfloat16().requires_grad_()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labelflow.follow import Flow, Follower, Layer, Start
 from labelflow.mix import Mix
-from labelflow.tokens import embedding_of, embeds_channels_first, final_tokens, has_token_head, sequence
+from labelflow.tokens import embedding_of, final_places, has_token_head, is_channels_first, sequence
 
 Value = TypeVar("Value")
 
@@ -120,22 +120,16 @@ class Student(nn.Module):
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The grid (h, w) of the tokens that the model ends with, for images of H×W pixels."""
         if image_size not in self.grids:
-            training = self.model.training
-            some = next(self.model.parameters())
-            self.model.eval()
-            with torch.no_grad():
-                features = self.model.forward_features(some.new_zeros(1, self._channels(), *image_size))  # type: ignore[operator]
-            self.model.train(training)
-            self.grids[image_size] = final_tokens(self.model, features, *image_size)[1]
+            image = next(self.model.parameters()).new_zeros(1, getattr(self.model, "in_chans", 3), *image_size)
+            with evaluating(self.model), torch.no_grad():
+                features = self.model.forward_features(image)  # type: ignore[operator]
+            self.grids[image_size] = final_places(self.model, features, *image_size).grid
         return self.grids[image_size]
 
     def no_weight_decay(self) -> set[str]:
         """The model's own list, under the names that parameters have here."""
         own = getattr(self.model, "no_weight_decay", set)
         return {f"model.{name}" for name in own()}
-
-    def _channels(self) -> int:
-        return int(getattr(self.model, "in_chans", 3))
 
     def _followed(self, images: Tensor, mix: Mix, start: Start | None) -> Output:
         if self.follower is None:
@@ -150,7 +144,8 @@ class Student(nn.Module):
         if self.token_head is None:
             return Output(*self.model.dense_logits(images))  # type: ignore[operator]
         features = self.model.forward_features(images)  # type: ignore[operator]
-        tokens, _ = final_tokens(self.model, features, *images.shape[2:])
+        places = final_places(self.model, features, *images.shape[2:])
+        tokens = places.apply(self.model.forward_head, pre_logits=True)  # normalised as the classifier's input is
         return Output(self.model.forward_head(features), self.token_head(tokens))  # type: ignore[operator]
 
     def _start(self, images: Tensor, mix: Mix) -> Start | None:
@@ -179,10 +174,11 @@ def _cells(grid: tuple[int, int], cells: tuple[int, int], device: torch.device) 
 
 def _token_head(model: nn.Module) -> nn.Linear:
     """A linear classifier for every token."""
-    width, classes = getattr(model, "num_features", None), getattr(model, "num_classes", None)
-    if not width or not classes or not hasattr(model, "forward_features"):
+    width = getattr(model, "head_hidden_size", None) or getattr(model, "num_features", None)
+    classes = getattr(model, "num_classes", None)
+    if not width or not classes or not hasattr(model, "forward_head"):
         raise ValueError(
-            f"token logits need a timm model with forward_features, num_features and num_classes, which "
+            f"token logits need a timm model with forward_features, forward_head and num_classes, which "
             f"{type(model).__name__} is not"
         )
     head = nn.Linear(width, classes)
@@ -196,26 +192,42 @@ class _TokenMixer:
 
     def __init__(self, owner: object, model: nn.Module) -> None:
         self.mix: Mix | None = None  # None: idle
+        self.times = 0  # that it mixed
         self.embedding = embedding_of(model)
         if self.embedding is not None:
             weakref.finalize(owner, self.embedding.register_forward_hook(self).remove)
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Tensor) -> Tensor | None:
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Any) -> Tensor | None:
         if self.mix is None:
             return None
-        channels_first = embeds_channels_first(module)
-        mixed = self.mix.apply_to_tokens(sequence(tokens, channels_first))
-        return (mixed.transpose(1, 2) if tokens.ndim == 4 and channels_first else mixed).reshape(tokens.shape)
+        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
+            raise ValueError(f"{type(module).__name__} does not return plain tokens, so that they cannot be mixed")
+        self.times += 1
+        first = tokens.ndim == 4 and is_channels_first(module, tokens, *self.mix.share.shape[2:])
+        mixed = self.mix.apply_to_tokens(sequence(tokens, first))
+        return (mixed.transpose(1, 2) if first else mixed).reshape(tokens.shape)
 
     @contextmanager
     def mixing(self, mix: Mix) -> Iterator[None]:
-        if self.embedding is None:
-            raise ValueError("the model has no patch embedding after which tokens could be mixed; use cutmix instead")
-        self.mix = mix
+        self.mix, self.times = mix, 0
         try:
             yield
         finally:
             self.mix = None
+        if self.times != 1:
+            raise ValueError("the model has no patch embedding after which tokens could be mixed; use cutmix instead")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; then each of its modules is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class _Uncast(Generic[Value]):

@@ -214,10 +214,10 @@ def _is_main_process() -> bool:
 
 
 def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -> str:
-    about = {
-        name: LABELS if isinstance(one, dict) else str(one.__doc__).splitlines()[0] for name, one in commands.items()
-    }
-    lines = [f"  {name:8} {text}" for name, text in about.items()]
+    lines = []
+    for name, command in commands.items():
+        about = LABELS if isinstance(command, dict) else " ".join(str(command.__doc__).split("\n\n")[0].split())
+        lines.append(f"  {name:8} {about}")
     head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
     return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more."])
 

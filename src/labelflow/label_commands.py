@@ -105,6 +105,8 @@ def draw(
         val_fraction: How much of a folder without train and val is set aside; as for annotate.
         split_seed: Chooses which files are set aside; as for annotate.
     """
+    if split not in ("train", "val"):
+        raise ValueError(f"split must be train or val, not {split!r}")
     source = open_source(Data(data=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
     if isinstance(source, Stream):
         raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")

@@ -44,7 +44,7 @@ class Mix:
 
     def __repr__(self) -> str:
         batch, _, height, width = self.share.shape
-        return f"Mix({batch} images of {height}×{width} pixels, partner={self.partner.tolist()})"
+        return f"Mix({batch} images of {height}×{width} pixels, partner={self.partner.tolist()}, at={self.at!r})"
 
     @property
     def lam(self) -> Tensor:
@@ -67,7 +67,14 @@ class Mix:
     def apply_to_tokens(self, tokens: Tensor) -> Tensor:
         """Mix tokens (B, h·w, D) that lie on a grid, row by row: Eq. 5 of Token Labeling."""
         grid = token_grid(tokens.shape[1], self.share.shape[2], self.share.shape[3])
-        share = self.tokens(grid).flatten(1).unsqueeze(-1).to(tokens.dtype)  # (B, h·w, 1)
+        share = self.tokens(grid)
+        whole = not (self.share.shape[2] % grid[0] or self.share.shape[3] % grid[1])  # tokens without padding
+        if whole and share.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would wait for it
+            pixels = F.interpolate(share.unsqueeze(1), self.share.shape[2:], mode="nearest")
+            if not torch.allclose(pixels, self.share, atol=1e-6):
+                side = round(self.share.shape[2] / grid[0])
+                raise ValueError(f"this mix cuts through tokens, which are {side} pixels wide: mixtoken(patch={side})")
+        share = share.flatten(1).unsqueeze(-1).to(tokens.dtype)  # (B, h·w, 1)
         return torch.lerp(tokens[self.partner], tokens, share)
 
     def blend(self, values: Tensor, share: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class Sparse(NamedTuple):
@@ -46,7 +47,8 @@ class Sparse(NamedTuple):
 
 
 def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:
-    """H(X, y) for logits (..., C) and labels (..., ): the cross-entropy with `labels.dense(C)`, without making it.
+    """H(X, y) for logits (..., C) and labels (..., ): the cross-entropy with `labels.dense(C)`, without making it. No
+    gradient flows into the labels.
 
     -Σ_c y_c·log softmax(X)_c = Σ_c y_c · logsumexp(X) - rest·Σ_c X_c - Σ_v above_v·X[class v]
     """
@@ -54,7 +56,7 @@ def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.rest.shape)} are not of the same tokens"
         )
-    return _SparseCrossEntropy.apply(logits, labels.classes.long(), labels.above, labels.rest)
+    return _SparseCrossEntropy.apply(logits, labels.classes, labels.above, labels.rest)
 
 
 class _SparseCrossEntropy(torch.autograd.Function):
@@ -62,19 +64,20 @@ class _SparseCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, classes: Tensor, above: Tensor, rest: Tensor) -> Tensor:
-        values = logits.float()
+        values = logits.to(torch.promote_types(logits.dtype, torch.float32))
         mass = above.sum(-1) + values.shape[-1] * rest  # Σ y, 1 for a proper label
         level = values.logsumexp(-1)
         ctx.save_for_backward(logits, level, mass, classes, above, rest)
-        return mass * level - rest * values.sum(-1) - (above * values.gather(-1, classes)).sum(-1)
+        return mass * level - rest * values.sum(-1) - (above * values.gather(-1, classes.long())).sum(-1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, level, mass, classes, above, rest = ctx.saved_tensors
         grad = grad.unsqueeze(-1)
-        slope = torch.exp(logits.float() - level.unsqueeze(-1))  # softmax
+        slope = (logits.to(level.dtype) - level.unsqueeze(-1)).exp_()  # softmax
         slope.mul_(mass.unsqueeze(-1)).sub_(rest.unsqueeze(-1))
-        slope.scatter_add_(-1, classes, -above).mul_(grad)
+        slope.scatter_add_(-1, classes.long(), -above.to(slope.dtype)).mul_(grad)
         return slope.to(logits.dtype), None, None, None
 
 

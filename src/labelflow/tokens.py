@@ -1,9 +1,9 @@
-"""A model's tokens: where images become tokens, and those that it ends with.
+"""A model's tokens: where images become tokens, and the places that it ends with.
 
-Shapes: B batch, N tokens, D width, H×W pixels, h×w a grid of tokens.
+Shapes: B batch, N places, D width, H×W pixels, h×w a grid of tokens, P tokens without a place in the image.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ def embedding_of(model: nn.Module) -> nn.Module | None:
 
 def has_token_head(model: nn.Module) -> bool:
     """Whether a model gives its tokens logits of its own accord: `model.dense_logits`, an LV-ViT's."""
-    return getattr(model, "aux_head", None) is not None
+    return hasattr(model, "dense_logits") and getattr(model, "aux_head", None) is not None
 
 
 def token_grid(count: int, height: int, width: int) -> tuple[int, int]:
@@ -31,8 +31,23 @@ def token_grid(count: int, height: int, width: int) -> tuple[int, int]:
     (2, 3)
     """
     rows = [row for row in range(1, count + 1) if count % row == 0]
-    h = min(rows, key=lambda row: abs(row / height - count / row / width))
+    h = min(rows, key=lambda row: abs(row / height - count / row / width), default=0)
+    if not h or not 0.6 < (height / h) / (width * h / count) < 1 / 0.6:
+        raise ValueError(f"{count} tokens cannot be laid over an image of {height}×{width} pixels in square cells")
     return h, count // h
+
+
+def is_channels_first(module: nn.Module, tokens: Tensor, height: int, width: int) -> bool:
+    """Whether a map is (B, D, h, w) or (B, h, w, D): what its module says, or what fits the image."""
+    said = getattr(module, "output_fmt", None)
+    if said is not None:
+        return Format(said) == Format.NCHW
+    first, last = (abs(h * width - w * height) <= max(height, width) for h, w in (tokens.shape[2:], tokens.shape[1:3]))
+    if first == last:
+        raise ValueError(
+            f"{type(module).__name__} returns {tuple(tokens.shape)}: it isn't clear which are the channels"
+        )
+    return first
 
 
 def sequence(tokens: Tensor, channels_first: bool) -> Tensor:
@@ -42,21 +57,34 @@ def sequence(tokens: Tensor, channels_first: bool) -> Tensor:
     return tokens.flatten(2).transpose(1, 2) if channels_first else tokens.flatten(1, 2)
 
 
-def embeds_channels_first(embedding: nn.Module) -> bool:
-    """timm's PatchEmbed can return maps of both kinds; others return (B, h, w, D)."""
-    return getattr(embedding, "output_fmt", Format.NHWC) == Format.NCHW
+class Places(NamedTuple):
+    """What a model ends with, each place as an image of its own, of one token: what its head can be applied to."""
+
+    features: Tensor  # (B·N, P + 1, D), (B·N, D, 1, 1) or (B·N, 1, 1, D)
+    grid: tuple[int, int]  # N = h·w
+
+    def apply(self, head: Any, **options: Any) -> Tensor:
+        """A model's `forward_head` at every place: (B, N, …)"""
+        return head(self.features, **options).unflatten(0, (-1, self.grid[0] * self.grid[1]))
 
 
-def final_tokens(model: nn.Module, features: Any, height: int, width: int) -> tuple[Tensor, tuple[int, int]]:
-    """The tokens with a place in the image that `model.forward_features` returned, (B, h·w, D), and their grid."""
+def final_places(model: nn.Module, features: Any, height: int, width: int) -> Places:
+    """Of what `model.forward_features` returned for images of H×W pixels."""
+    name = type(model).__name__
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         raise ValueError(
-            f"{type(model).__name__} has no tokens with a place in the image: its forward_features should return "
-            "(B, N, D), (B, D, h, w) or (B, h, w, D)"
+            f"{name} has no tokens with a place in the image: its forward_features should return (B, N, D), "
+            "(B, D, h, w) or (B, h, w, D)"
         )
-    if features.ndim == 3:
-        places = features[:, getattr(model, "num_prefix_tokens", 0) :]
-        return places, token_grid(places.shape[1], height, width)
-    channels_first = getattr(model, "output_fmt", "NCHW") == "NCHW"
-    grid = features.shape[2:] if channels_first else features.shape[1:3]
-    return sequence(features, channels_first), (grid[0], grid[1])
+    if features.ndim == 4:
+        first = getattr(model, "output_fmt", "NCHW") == "NCHW"
+        h, w = features.shape[2:] if first else features.shape[1:3]
+        single = sequence(features, first).flatten(0, 1)  # (B·N, D)
+        return Places(single[:, :, None, None] if first else single[:, None, None, :], (h, w))
+    prefix = int(getattr(model, "num_prefix_tokens", getattr(model, "cls_token", None) is not None))
+    tokens = features[:, prefix:]
+    try:
+        grid = token_grid(tokens.shape[1], height, width)
+    except ValueError as error:
+        raise ValueError(f"{name} does not say where its tokens lie: {error}") from None
+    return Places(tokens.flatten(0, 1).unsqueeze(1).expand(-1, prefix + 1, -1), grid)  # its head looks at any of them

@@ -128,12 +128,12 @@ def test_an_image_costs_little(tmp_path: Path) -> None:
     assert sum(map(len, contents(tmp_path).values())) / 1500 <= 6600
 
 
-def test_no_file_stays_open(tmp_path: Path) -> None:
-    store = make(tmp_path, replace(SMALL, shard=1))
-    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else pytest.skip("no /proc")
-    for key in store.keys():  # noqa: SIM118
-        store[key]
-    assert len(os.listdir("/proc/self/fd")) - before <= 1  # the index
+@pytest.mark.parametrize(("samples", "shard"), [(1, 256), (65_536, 256), (65_537, 512), (1_281_167, 5120)])
+def test_files_are_few_enough_to_be_kept_open(samples: int, shard: int) -> None:
+    manifest = replace(SMALL, samples=samples, shard=0)
+    assert (manifest.shard, manifest.shards <= 256) == (shard, True)
+    with pytest.raises(ValueError, match="too many"):
+        replace(SMALL, samples=samples + 512, shard=1)
 
 
 # ---- kills and processes
@@ -428,7 +428,7 @@ def test_shards_are_checked(tmp_path: Path) -> None:
         ({"k": 0}, "k must lie between 1 and the number of classes, 3"),
         ({"k": 4}, "k must lie"),
         ({"samples": 0}, "samples"),
-        ({"shard": 0}, "in a shard"),
+        ({"shard": -1}, "in a shard"),
         ({"image_size": -1}, "image_size"),
         ({"scores": "softmax"}, "scores must be 'rest' or 'logits'"),
         ({"seen": ""}, "seen must be"),

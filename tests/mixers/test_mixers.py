@@ -265,3 +265,5 @@ def test_a_batch_is_mixed_in_one_place() -> None:
     choose = lf.Choose([lf.MixToken(patch=4), lf.CutMix()], [0.5, 0.5], per_sample=True)
     with pytest.raises(ValueError, match="choose per batch"):
         choose(torch.rand(4, 3, 16, 16))
+    some = lf.Choose([lf.MixToken(patch=4), lf.NoMix()], [0.5, 0.5], per_sample=True)
+    assert some(torch.rand(4, 3, 16, 16)).at == "tokens"

@@ -110,10 +110,6 @@ def test_mixtoken_mixes_what_the_patch_embedding_returns(family: str) -> None:
     """Eq. 5: the same as a model whose embedding is replaced by the mixed tokens."""
     model, images = build(family), images_for(family)
     height, width = images.shape[2:]
-    share = torch.ones(4, 1, height, width)
-    share[:, :, : height // 2, : width // 2] = 0  # the upper left quarter
-    mix = lf.Mix(torch.tensor([2, 3, 0, 1]), share, at="tokens")
-    assert torch.equal(mix.apply(images), images)
     embedding = next(
         module for name, module in model.named_children() if name in ("patch_embed", "patch_embed1", "tokens_to_token")
     )
@@ -121,6 +117,10 @@ def test_mixtoken_mixes_what_the_patch_embedding_returns(family: str) -> None:
     if tokens.ndim == 4:
         tokens = tokens.flatten(1, 2)
     grid = lf.tokens.token_grid(tokens.shape[1], height, width)
+    share = torch.ones(4, 1, height, width)
+    share[:, :, : height // grid[0], : 2 * width // grid[1]] = 0  # the first two tokens
+    mix = lf.Mix(torch.tensor([2, 3, 0, 1]), share, at="tokens")
+    assert torch.equal(mix.apply(images), images)
     own = torch.nn.functional.adaptive_avg_pool2d(share, grid).flatten(1).unsqueeze(-1)
     expected = own * tokens + (1 - own) * tokens[mix.partner]
 
@@ -132,10 +132,75 @@ def test_mixtoken_mixes_what_the_patch_embedding_returns(family: str) -> None:
     assert not torch.allclose(output.logits, model(images))
 
 
-def test_mixtoken_needs_a_patch_embedding() -> None:
-    images = torch.randn(2, 3, 64, 64)
-    with pytest.raises(ValueError, match="no patch embedding"):
-        lf.Student(timm.create_model("resnest14d"))(images, lf.MixToken()(images))
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("resnest14d", 64, "no patch embedding"),
+        ("crossvit_tiny_240", 240, "no patch embedding"),  # it has two
+        ("xcit_nano_12_p16_224", 64, "does not return plain tokens"),
+    ],
+)
+def test_mixtoken_needs_a_patch_embedding(name: str, size: int, message: str) -> None:
+    images = torch.randn(2, 3, size, size)
+    with pytest.raises(ValueError, match=message):
+        lf.Student(timm.create_model(name))(images, lf.MixToken()(images))
+
+
+def test_mixtoken_finds_the_channels() -> None:
+    """VOLO's embedding returns (B, D, h, w), and does not say so."""
+    model, images = timm.create_model("volo_d1_224", img_size=64).eval(), torch.randn(2, 3, 64, 64)
+    share = torch.ones(2, 1, 64, 64)
+    share[..., 32:] = 0
+    seen: list[Tensor] = []
+    student = lf.Student(model)
+    model.patch_embed.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        student(images, lf.Mix(torch.tensor([1, 0]), share, at="tokens"))
+        own, other = model.patch_embed(images)
+    assert_close(seen[0][0], torch.cat([own[..., :4], other[..., 4:]], -1))
+
+
+def test_tokens_must_not_be_cut() -> None:
+    images = images_for("vit")
+    with pytest.raises(ValueError, match=r"mixtoken\(patch=8\)"):
+        lf.Student(build("vit"))(images, lf.MixToken(patch=4)(images, torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"), [("cait_xxs24_224", (14, 14)), ("convit_tiny", (14, 14)), ("beit_base_patch16_224", (14, 14))]
+)
+def test_grids_leave_class_tokens_out(name: str, grid: tuple[int, int]) -> None:
+    assert lf.Student(timm.create_model(name), {"tokens"}).token_grid((224, 224)) == grid
+
+
+def test_a_model_that_does_not_say_where_its_tokens_are() -> None:
+    with pytest.raises(ValueError, match="does not say where its tokens lie"):
+        lf.Student(timm.create_model("pit_ti_224"), {"tokens"}).token_grid((224, 224))
+
+
+def test_token_heads_see_what_the_classifier_sees() -> None:
+    """ConvNeXt normalises after pooling: so does the head for tokens, at each place."""
+    model, images = timm.create_model("convnext_atto", num_classes=C).eval(), torch.randn(2, 3, 64, 64)
+    student = TokenLabel().student(model)
+    features = model.forward_features(images)
+    expected = model.forward_head(features[:, :, 1:2, 0:1], pre_logits=True)
+    output = student(images, lf.NoMix()(images))
+    assert_close(output.tokens[:, 2], student.token_head(expected))
+
+
+@pytest.mark.parametrize("family", ["t2t performer", "lvvit", "vit"])
+def test_mixtoken_with_gradient_checkpointing(family: str) -> None:
+    """Activations are computed twice, from the same mixed tokens."""
+    slopes = []
+    for checkpointing in (False, True):
+        model, images = build(family), images_for(family)  # without dropout
+        model.set_grad_checkpointing(checkpointing)
+        share = torch.ones(4, 1, *images.shape[2:])
+        share[..., : images.shape[3] // 2] = 0
+        output = lf.Student(model)(images, lf.Mix(torch.arange(4).flip(0), share, at="tokens"))
+        output.logits.square().sum().backward()
+        slopes.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    assert_close(slopes[1], slopes[0])
 
 
 @pytest.mark.parametrize("family", ["vit", "lvvit", "t2t performer"])

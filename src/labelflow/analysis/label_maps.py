@@ -19,6 +19,8 @@ OTHERS = (127, 127, 127)
 def label_picture(store: Store, source: Source, count: int = 6) -> Image.Image:
     """A picture of some images beside their label maps: each cell in the colour of its likeliest class, the stronger
     the surer. They are taken at even distances from the source."""
+    if count < 1:
+        raise ValueError(f"there must be an image to draw, not {count}")
     chosen = np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int).tolist()
     tiles = [_tile(store, source, index) for index in dict.fromkeys(chosen)]
     columns = min(2, len(tiles))

@@ -50,7 +50,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Tracked:
     """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
 
     image: Any  # an image of Pillow's, in the end a tensor (3, H, W)
@@ -60,22 +60,22 @@ class Seen:
     def size(self) -> tuple[int, int]:
         return self.image.size
 
-    def transform(self, size: tuple[int, int], method: int, data: tuple[float, ...], **how: Any) -> "Seen":
+    def transform(self, size: tuple[int, int], method: int, data: tuple[float, ...], **how: Any) -> "Tracked":
         """`data` maps pixels of the new image to the old one: x' = a·x + b·y + c, y' = d·x + e·y + f."""
         image = self.image.transform(size, method, data, **how)
         width, height = self.size
         a, b, c, d, e, f = data
         step = np.array([[a, b * height / width, c / width], [d * width / height, e, f / height], [0, 0, 1]])
-        return Seen(image, self.geometry.move(step))
+        return Tracked(image, self.geometry.move(step))
 
-    def rotate(self, degrees: float, **how: Any) -> "Seen":
+    def rotate(self, degrees: float, **how: Any) -> "Tracked":
         """Around its centre, counter-clockwise."""
         image = self.image.rotate(degrees, **how)
         width, height = self.size
         cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
         about = np.array([[cos, -sin * height / width, 0], [sin * width / height, cos, 0], [0, 0, 1]])
         centre = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-        return Seen(image, self.geometry.move(centre @ about @ np.linalg.inv(centre)))
+        return Tracked(image, self.geometry.move(centre @ about @ np.linalg.inv(centre)))
 
 
 GEOMETRIC = frozenset(
@@ -91,7 +91,7 @@ GEOMETRIC = frozenset(
 )
 
 
-def follow(step: Any) -> Callable[[Seen], Seen]:
+def follow(step: Any) -> Callable[[Tracked], Tracked]:
     """A step of timm's transforms, as it draws, for an image whose geometry is kept."""
     if isinstance(step, RandomResizedCropAndInterpolation):
         return Crop(step)
@@ -116,28 +116,28 @@ class OnImage:
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step
 
-    def __call__(self, seen: Seen, *args: Any, **options: Any) -> Seen:
-        return Seen(self.step(seen.image, *args, **options), seen.geometry)
+    def __call__(self, seen: Tracked, *args: Any, **options: Any) -> Tracked:
+        return Tracked(self.step(seen.image, *args, **options), seen.geometry)
 
 
 class Crop:
     def __init__(self, step: RandomResizedCropAndInterpolation) -> None:
         self.step = step
 
-    def __call__(self, seen: Seen) -> Seen:
+    def __call__(self, seen: Tracked) -> Tracked:
         step, (width, height) = self.step, seen.size
         top, left, rows, columns = step.get_params(seen.image, step.scale, step.ratio)
         how = random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
         image = F.resized_crop(seen.image, top, left, rows, columns, step.size, how)
         box = (top / height, left / width, rows / height, columns / width)
-        return Seen(image, replace(seen.geometry, box=box))
+        return Tracked(image, replace(seen.geometry, box=box))
 
 
 class Flip:
     def __init__(self, step: RandomHorizontalFlip) -> None:
         self.step = step
 
-    def __call__(self, seen: Seen) -> Seen:
+    def __call__(self, seen: Tracked) -> Tracked:
         if torch.rand(1) < self.step.p:
-            return Seen(F.hflip(seen.image), replace(seen.geometry, mirrored=not seen.geometry.mirrored))
+            return Tracked(F.hflip(seen.image), replace(seen.geometry, mirrored=not seen.geometry.mirrored))
         return seen

@@ -32,7 +32,7 @@ class Data:
     labels: str = ""
     """The folder of dense labels that `labelflow annotate` made for the training part, for targets that use them."""
     compat: Literal["none", "official"] = "none"
-    """official: place dense labels as the public Token Labeling code did, crop boxes transposed; for comparison."""
+    """official: dense labels with crop boxes transposed, as the public Token Labeling code had them; to compare."""
 
     image_size: int = 224
     """Side of the images that the model sees, in pixels."""

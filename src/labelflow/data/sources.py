@@ -32,7 +32,8 @@ class Indexed:
         return f"{self.title}[{index}]"
 
     def key(self, index: int) -> str:
-        return f"{index:08d}"
+        """Of a place in a named part of a named data set; where its files lie makes no difference."""
+        return f"{self.title.rsplit('/', 1)[-1]}/{index:08d}"
 
 
 class Stream:
@@ -94,7 +95,7 @@ def _hugging_face(name: str, data: Data, split: str) -> Source:
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
     classes = _hugging_face_classes(dataset.features, name)
     dataset = dataset.cast_column("image", datasets.Image(decode=False))
-    return Indexed(dataset, classes, f"hfds/{name} {split}", pair=_hugging_face_pair)
+    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_hugging_face_pair)
 
 
 def _hugging_face_pair(sample: dict[str, Any]) -> tuple[Image.Image, int]:

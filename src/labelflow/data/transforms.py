@@ -7,20 +7,20 @@ from PIL import Image
 from timm.data import auto_augment, create_transform
 from torch import Tensor
 
-from labelflow.data.geometry import Geometry, OnImage, Seen, follow, operations
+from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
 from labelflow.data.settings import Data
 
-Transform = Callable[[Image.Image], Seen]  # its image is a tensor (3, H, W)
+Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W)
 
 
 class Steps:
     """One step after another, on an image whose geometry is kept."""
 
-    def __init__(self, *steps: Callable[[Seen], Seen]) -> None:
+    def __init__(self, *steps: Callable[[Tracked], Tracked]) -> None:
         self.steps = steps
 
-    def __call__(self, image: Image.Image) -> Seen:
-        seen = Seen(image, Geometry(image.size))
+    def __call__(self, image: Image.Image) -> Tracked:
+        seen = Tracked(image, Geometry(image.size))
         for step in self.steps:
             seen = step(seen)
         return seen

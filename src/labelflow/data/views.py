@@ -72,7 +72,7 @@ def collate(views: list[View]) -> Batch:
         torch.tensor([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
-        TokenLabels.stack(dense) if (dense := [view.dense for view in views if view.dense]) else None,
+        TokenLabels.stack([view.dense for view in views if view.dense]) if views[0].dense else None,  # all or none
     )
 
 

@@ -141,7 +141,7 @@ class World:
         return f"world/{self.split}/{index}"
 
     def key(self, index: int) -> str:
-        return f"{self.split}/{index}"
+        return f"{self.split} {self.seed}/{index}"
 
 
 def _check(seed: int, split: str, size: Size, objects: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from labelflow.data.views import Batch, Draw
 from labelflow.engine.progress import Counted
 from labelflow.labels.manifest import Manifest, center_part
 from labelflow.labels.store import Draft, Store
-from labelflow.tokens import final_tokens, has_token_head, token_grid
+from labelflow.tokens import final_places, has_token_head, token_grid
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class Annotation:
     """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper."""
     batch: int = 0
     """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
-    shard: int = 1024
-    """Images in a file; after a kill, whole files are kept."""
+    shard: int = 0
+    """Images in a file; after a kill, whole files are kept. 0: 256, or more, so that there are at most 256 files."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the annotator."""
 
     def __post_init__(self) -> None:
-        for name, least in (("top", 1), ("batch", 0), ("shard", 1)):
+        for name, least in (("top", 1), ("batch", 0), ("shard", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
@@ -79,18 +80,12 @@ def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, i
     if has_token_head(model):
         _, logits = model.dense_logits(images)  # type: ignore[operator]
         return logits, token_grid(logits.shape[1], height, width)
-    features = model.forward_features(images)  # type: ignore[operator]
-    tokens, grid = final_tokens(model, features, height, width)
-    single = tokens.flatten(0, 1)  # (B·N, D): each place as an image of its own, of one token
-    if features.ndim == 3:
-        single = single.unsqueeze(1).expand(-1, getattr(model, "num_prefix_tokens", 0) + 1, -1)
-    else:
-        single = single[:, :, None, None] if features.shape[1] == tokens.shape[2] else single[:, None, None, :]
-    return model.forward_head(single).unflatten(0, tokens.shape[:2]), grid  # type: ignore[operator]
+    places = final_places(model, model.forward_features(images), height, width)  # type: ignore[operator]
+    return places.apply(model.forward_head), places.grid
 
 
 def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
-    """The k best scores of each place and their classes: (B, N, C) -> (B, N, k) each.
+    """The k best scores of each place and their classes: (…, C) -> (…, k) each.
 
     "rest": a score of 0 stands for what the other classes have on average, so that a softmax in which all of these
     have 0 gives the k classes exactly the probabilities that the annotator gives them.
@@ -148,32 +143,36 @@ def annotate(
         shard=annotation.shard,
     )
     draft = Draft(out, manifest, [source.key(index) for index in range(len(source))], resume)
-    accelerator.wait_for_everyone()
-    missing = draft.missing(accelerator.process_index, accelerator.num_processes)
-    progress.skip(len(source) - sum(len(draft.places(shard)) for shard in draft.missing()))
+    unwritten = draft.missing()
+    progress.skip(len(source) - sum(len(draft.places(shard)) for shard in unwritten))
+    accelerator.wait_for_everyone()  # before anyone writes: all have to deal the same shards
+    missing = unwritten[accelerator.process_index :: accelerator.num_processes]
+    problems: list[str] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
     view = as_view(annotator.transform(annotation.seen))
     batches = fixed_batches(source, view, loading, list(_draws(draft, missing, size)))
-    chosen = torch.tensor(columns, device=device)
     everything = columns == list(range(len(annotator.classes)))
+    chosen = slice(None) if everything else torch.tensor(columns, device=device)
     for shard in missing:
         parts = []
         wanted = len(draft.places(shard))
         while wanted:
             batch: Batch = next(batches)
             unreadable(batch.problems)
+            problems += batch.problems
             with torch.inference_mode(), accelerator.autocast():
                 images = batch.images.to(device, non_blocking=True, memory_format=torch.channels_last)
                 logits, _ = place_logits(model, images)
-            logits = logits.float() if everything else logits.float()[..., chosen]
-            scores, classes = best_scores(logits, manifest.k, annotation.scores)
+            # one image after the other: of 21k classes a batch is large
+            found = [best_scores(one[:, chosen].float(), manifest.k, annotation.scores) for one in logits]
+            scores, classes = (torch.stack(part) for part in zip(*found, strict=True))
             scores = scores * batch.weights.to(scores)[:, None, None]  # nothing is known of what could not be read
             parts.append((_maps(scores, grid), _maps(classes, grid)))
             wanted -= len(batch.images)
             progress.advance(len(batch.images) * accelerator.num_processes)
         draft.write(shard, *(np.concatenate(part) for part in zip(*parts, strict=True)))
-    accelerator.wait_for_everyone()
+    unreadable(gather_object(problems))  # of all processes
     if accelerator.is_main_process:
         draft.finish()
     accelerator.wait_for_everyone()

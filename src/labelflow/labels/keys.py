@@ -30,14 +30,14 @@ def first_difference(begun: bytes, now: bytes) -> str:
 
 def make_index(keys: Sequence[str]) -> Array:
     """(2, keys): sorted hashes, and the places of their keys."""
-    hashes = np.frombuffer(b"".join(map(_hash, keys)), "<u8")
+    hashes = _hashes(keys)
     places = np.argsort(hashes, kind="stable").astype("<u8")
     same = np.flatnonzero(hashes[places][1:] == hashes[places][:-1])
     if len(same):
         one, other = (keys[place] for place in places[same[0] : same[0] + 2])
-        raise ValueError(
-            f"the key {one!r} comes twice" if one == other else f"{one!r} and {other!r} have one hash; rename one"
-        )
+        if one == other:
+            raise ValueError(f"the key {one!r} comes twice; images may differ in their endings alone: rename one")
+        raise ValueError(f"{one!r} and {other!r} have one hash; rename one")
     return np.stack([hashes[places], places])
 
 
@@ -47,6 +47,15 @@ def find(index: Array, key: str) -> int | None:
     wanted = np.frombuffer(_hash(key), "<u8")[0]
     found = int(np.searchsorted(hashes, wanted))
     return int(places[found]) if found < len(hashes) and hashes[found] == wanted else None
+
+
+def unknown(index: Array, keys: Sequence[str]) -> list[int]:
+    """Which of many keys are not there."""
+    return np.flatnonzero(~np.isin(_hashes(keys), index[0])).tolist()
+
+
+def _hashes(keys: Sequence[str]) -> Array:
+    return np.frombuffer(b"".join(map(_hash, keys)), "<u8")
 
 
 def _hash(key: str) -> bytes:

@@ -12,6 +12,7 @@ from labelflow.engine.run import whole_file
 
 FORMAT, VERSION = "labelflow label store", 1
 SCORES = ("rest", "logits")
+MOST_SHARDS = 512
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,19 @@ class Manifest:
     k: int  # scores in a cell
     classes: tuple[str, ...]
     samples: int
-    shard: int = 1024  # samples in a shard; the last one may hold fewer
+    shard: int = 0  # samples in a shard, the last one may hold fewer; 0: so many that there are at most 256 shards
 
     def __post_init__(self) -> None:
         if len(self.grid) != 2 or min(self.grid) < 1:
             raise ValueError(f"grid must be (rows, columns), at least (1, 1), not {self.grid}")
         if not 1 <= self.k <= len(self.classes):
             raise ValueError(f"k must lie between 1 and the number of classes, {len(self.classes)}, not {self.k}")
-        if self.samples < 1 or self.shard < 1:
+        if self.samples < 1 or self.shard < 0:
             raise ValueError(f"there must be samples, some in each shard, not {self.samples}, {self.shard} in a shard")
+        if not self.shard:
+            object.__setattr__(self, "shard", 256 * -(-self.samples // 256**2))
+        if self.shards > MOST_SHARDS:  # each is kept open by each worker
+            raise ValueError(f"{self.shards} shards are too many, {MOST_SHARDS} the most: choose a larger shard")
         if self.image_size < 0:
             raise ValueError(f"image_size must be a number of pixels, or 0 if unknown, not {self.image_size}")
         if self.scores not in SCORES:

@@ -26,7 +26,8 @@ Compat = Literal["none", "official"]
 class StoreLabels:
     """The labels of views, from a store: `labels(key, geometry) -> TokenLabels` of one sample, without B.
 
-    compat: "official" repeats what the public code did: crop boxes transposed, maps taken for the whole image.
+    compat: "official" repeats what the public code did to crops: boxes transposed, maps taken for the whole image.
+    Moves within the frame (RandAugment's) are labelflow's own in either case.
     """
 
     def __init__(self, store: Store, grid: tuple[int, int], compat: Compat = "none") -> None:
@@ -66,43 +67,51 @@ def _straight_scores(
     stay axes, rows and columns of cells can be averaged one after the other."""
     h, w = label_map.scores.shape[1:]
     frame_x, frame_y = ([frame[axis] for frame in frames] for axis in (0, 1))
-    down = [axis_weights(view[1], window[1], 1, count, h, frame_y) for count in (1, grid[0])]
-    across = [axis_weights(view[0], window[0], 0, count, w, frame_x) for count in (1, grid[1])]
-    top, bottom = _extent(down)
-    left, right = _extent(across)
+    down, top, bottom = axis_weights(view[1], window[1], 1, grid[0], h, frame_y)
+    across, left, right = axis_weights(view[0], window[0], 0, grid[1], w, frame_x)
     seen = LabelMap(*(part[:, top:bottom, left:right] for part in label_map))
     classes, full = _full(seen, num_classes)  # (r·c, V)
-    rows = np.concatenate(down)[:, top:bottom] @ full.reshape(bottom - top, -1)  # (1 + rows, c·V)
-    rows = rows.reshape(1 + grid[0], right - left, -1)
-    whole = across[0][:, left:right] @ rows[0]  # (1, V)
-    tokens = across[1][:, left:right] @ rows[1:]  # (rows, columns, V)
-    return classes, np.concatenate([whole, tokens.reshape(-1, tokens.shape[2])])
+    rows = _product(down, full.reshape(bottom - top, -1)).reshape(1 + grid[0], right - left, -1)  # (1 + rows, c, V)
+    whole = _product(across[:1], rows[0])  # (1, V)
+    tokens = _product(across[1:], rows[1:])  # (rows, columns, V)
+    return classes, np.concatenate([whole, tokens.reshape(-1, len(classes))])
 
 
-def axis_weights(view: Array, window: Array, axis: int, count: int, cells: int, frames: Sequence[Array] = ()) -> Array:
-    """How much each of a line of cells counts for each of a line of tokens, as RoIAlign takes them: (tokens, cells).
+def _product(left: Array, right: Array) -> Array:
+    """By torch: of its threads a worker has one, while numpy's would be as many as there are cores, in each worker."""
+    return (torch.from_numpy(left) @ torch.from_numpy(right)).numpy()
+
+
+def axis_weights(
+    view: Array, window: Array, axis: int, count: int, cells: int, frames: Sequence[Array] = ()
+) -> tuple[Array, int, int]:
+    """How much each of a line of cells counts for the whole view and for each of a line of tokens, as RoIAlign takes
+    them: (1 + tokens, cells), from the first to behind the last cell that counts; and these two.
 
     view, window, frames: the rows of the matrices that tell of this axis.
     """
-    per_token = max(1, math.ceil(abs(cells * window[axis] * view[axis]) / count - 1e-6))
-    samples = np.arange(count * per_token)
-    place = view[axis] / len(samples) * (samples + 0.5) + view[2]
-    inside = (place > -1e-9) & (place < 1 + 1e-9)
+    length = abs(cells * window[axis] * view[axis])
+    per_view, per_token = (max(1, math.ceil(length / parts - 1e-6)) for parts in (1, count))
+    samples = [(np.arange(number) + 0.5) / number for number in (per_view, count * per_token)]
+    sample = np.concatenate(samples)
+    place = view[axis] * sample + view[2]
+    inside = np.abs(place - 0.5) < 0.5 + 1e-9
     for frame in frames:
-        inside &= np.abs(frame[axis] / len(samples) * (samples + 0.5) + frame[2] - 0.5) < 0.5 + 1e-9
+        inside &= np.abs(frame[axis] * sample + frame[2] - 0.5) < 0.5 + 1e-9
     at = np.minimum(np.maximum(cells * (window[axis] * place + window[2]) - 0.5, 0), cells - 1)
     low = at.astype(int)
-    part = at - low
-    weights = np.zeros((len(samples), cells), np.float32)
-    weights[samples, np.minimum(low + 1, cells - 1)] = part * inside
-    weights[samples, low] += (1 - part) * inside
-    return weights if per_token == 1 else weights.reshape(count, per_token, cells).mean(1)
-
-
-def _extent(weights: list[Array]) -> tuple[int, int]:
-    """From the first to the last cell that counts."""
-    used = np.flatnonzero(np.concatenate(weights).any(0))
-    return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
+    part = (at - low) * inside
+    weights = np.zeros((len(sample), cells + 1), np.float32)
+    each = np.arange(len(sample))
+    weights[each, low] = inside - part
+    weights[each, low + 1] = part  # 0 at the last cell
+    starts = np.concatenate([[0], np.arange(per_view, len(sample), per_token)])
+    weights = np.add.reduceat(weights, starts, axis=0)
+    weights[0] /= per_view
+    weights[1:] /= per_token
+    used = low[inside]
+    first, last = (int(used.min()), int(min(used.max() + 2, cells))) if len(used) else (0, 1)
+    return weights[:, first:last], first, last
 
 
 def _slanted_scores(
@@ -120,7 +129,7 @@ def _slanted_scores(
     used = np.flatnonzero(weights.any(0))
     k = len(label_map.scores)
     classes, full = _full(LabelMap(*(part.reshape(k, -1)[:, used] for part in label_map)), num_classes)
-    return classes, weights[:, used] @ full
+    return classes, _product(weights[:, used], full)
 
 
 def _full(label_map: LabelMap, num_classes: int) -> tuple[Array, Array]:
@@ -180,8 +189,9 @@ def _softmax(classes: Array, scores: Array, num_classes: int) -> TokenLabels:
     """Over all classes, those without a score having 0. The first row is the view as a whole."""
     top = np.maximum(scores.max(1), 0)  # (1 + N,)
     nothing = np.exp(-top)
-    row, place = np.nonzero(scores)  # few of all: a token touches few cells
-    above = np.exp(scores[row, place] - top[row]) - nothing[row]
+    found = np.flatnonzero(scores != 0)  # few of all: a token touches few cells
+    row, place = np.divmod(found, len(classes))
+    above = np.exp(scores.ravel()[found] - top[row]) - nothing[row]
     total = num_classes * nothing + np.bincount(row, above, minlength=len(scores))
     above = (above / total[row]).astype(np.float32)
     rest = (nothing / total).astype(np.float32)
@@ -196,7 +206,8 @@ def _softmax(classes: Array, scores: Array, num_classes: int) -> TokenLabels:
     values = np.zeros(places.shape, np.float32)
     places[token, column] = place
     values[token, column] = above
-    image = Sparse(torch.from_numpy(classes), torch.from_numpy(whole), torch.tensor(rest[0]))
+    small = classes.astype(np.int16 if num_classes <= 2**15 else np.int32)
+    image = Sparse(torch.from_numpy(small), torch.from_numpy(whole), torch.tensor(rest[0]))
     return TokenLabels(image, *(torch.from_numpy(part) for part in (places, values, rest[1:])))
 
 
@@ -219,7 +230,7 @@ def _official_matrix(geometry: Geometry, cells: tuple[int, ...]) -> Matrix:
 
 def check_keys(store: Store, source: Source) -> None:
     """Every sample has its labels."""
-    missing = [key for key in (source.key(index) for index in range(len(source))) if key not in store]
+    missing = store.lacks([source.key(index) for index in range(len(source))])
     if missing:
         raise ValueError(
             f"{store.folder} has no labels for {len(missing)} of the {len(source)} training images, such as "

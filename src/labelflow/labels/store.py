@@ -21,7 +21,7 @@ from uuid import uuid4
 import numpy as np
 
 from labelflow.engine.run import whole_file
-from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines
+from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines, unknown
 from labelflow.labels.manifest import Manifest, differences, read_manifest, write_manifest
 
 __all__ = ["Draft", "LabelMap", "Manifest", "Store"]
@@ -36,11 +36,8 @@ class LabelMap(NamedTuple):
 
 
 class Store:
-    """Labels by key: `store["n01440764/n01440764_10026"]`.
-
-    Shards are opened for each read and closed again: a map held open costs a file descriptor, and ImageNet's 1252
-    shards would exhaust them. Nothing open is shared with workers, forked or spawned.
-    """
+    """Labels by key: `store["n01440764/n01440764_10026"]`. Shards are mapped into memory when they are first looked at,
+    by each process for itself."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -57,7 +54,7 @@ class Store:
             if size != file["bytes"]:
                 found = "is missing" if size is None else f"has {size} bytes, not {file['bytes']}"
                 raise ValueError(f"{self.folder} is truncated: {name} {found}; copy or make the store again")
-        self._starts: dict[int, int] = {}  # shard: the byte at which its first record begins
+        self._maps: dict[int, LabelMap] = {}  # those of the shards that were looked at: (n, k, rows, columns) each
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.folder,)
@@ -76,21 +73,20 @@ class Store:
             raise ValueError(f"{self.folder} has no labels for {key!r}; its keys are like {example!r}")
         return self.at(place)
 
+    def lacks(self, keys: Sequence[str]) -> list[str]:
+        """Those of the keys that have no labels here."""
+        return [keys[place] for place in unknown(self._index, keys)]
+
     def at(self, place: int) -> LabelMap:
         """The labels of the sample at this place of `keys()`."""
         if not 0 <= place < len(self):
             raise ValueError(f"there is no sample {place} in {self.folder}: there are {len(self)}, from 0")
         shard, row = divmod(place, self.manifest.shard)
-        if shard not in self._starts:
-            self._starts[shard] = _open_shard(self.folder, self.manifest, shard).offset
-        record = self.manifest.record
-        data = bytearray(record.itemsize)
-        with open(self.folder / _shard_name(shard), "rb", buffering=0) as file:
-            file.seek(self._starts[shard] + row * record.itemsize)
-            if file.readinto(data) != record.itemsize:
-                raise ValueError(f"{self.folder / _shard_name(shard)} ends too early; make the store again")
-        scores, classes = np.frombuffer(data, record)[0]
-        return LabelMap(scores.copy(), classes.copy())  # copies are aligned
+        if shard not in self._maps:
+            records = np.asarray(_open_shard(self.folder, self.manifest, shard))
+            self._maps[shard] = LabelMap(records["scores"], records["classes"])
+        scores, classes = self._maps[shard]
+        return LabelMap(scores[row].copy(), classes[row].copy())  # copies are aligned
 
     def keys(self) -> list[str]:
         return from_lines((self.folder / SAMPLES).read_bytes())

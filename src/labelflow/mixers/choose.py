@@ -7,6 +7,7 @@ from torch import Generator, Tensor
 
 from labelflow.mix import Mix
 from labelflow.mixers.base import Mixer, check_images, draw_uniform
+from labelflow.mixers.mixup import NoMix
 
 
 class Choose:
@@ -37,9 +38,10 @@ class Choose:
         if not self.per_sample:
             return self.mixers[int(choice)](images, generator)
         mixes = [mixer(images, generator) for mixer in self.mixers]
-        if len({mix.at for mix in mixes}) > 1:
+        at = {mix.at for mix, mixer in zip(mixes, self.mixers, strict=True) if not isinstance(mixer, NoMix)}
+        if len(at) > 1:
             raise ValueError("one batch can't mix pixels for some images and tokens for others; choose per batch")
         choice, sample = choice.to(images.device, non_blocking=True), torch.arange(batch, device=images.device)
         partner = torch.stack([mix.partner for mix in mixes])[choice, sample]
         share = torch.stack([mix.share for mix in mixes])[choice, sample]
-        return Mix(partner, share)
+        return Mix(partner, share, *at)

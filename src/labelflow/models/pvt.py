@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import DropPath, Mlp, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.layers import DropPath, Format, Mlp, calculate_drop_path_rates, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from timm.models.pvt_v2 import Attention
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ LayerNorm = partial(nn.LayerNorm, eps=1e-6)  # in blocks and at the end; elsewhe
 
 class PatchEmbed(nn.Module):
     """Patches of an image or of the map of the stage before: (B, C, H, W) -> (B, H', W', D)."""
+
+    output_fmt = Format.NHWC
 
     def __init__(self, in_chans: int, dim: int, patch_size: int) -> None:
         super().__init__()
@@ -84,6 +86,7 @@ class PyramidVisionTransformer(nn.Module):
         self.global_pool = global_pool
         self.depths = depths
         self.num_features = self.head_hidden_size = embed_dims[-1]
+        self.num_prefix_tokens = 1
         self.grad_checkpointing = False
 
         height, width = to_2tuple(img_size)

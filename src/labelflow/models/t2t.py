@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, to_2tuple, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -115,7 +115,7 @@ class T2TViT(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
+        self.grad_checkpointing = self.tokens_to_token.grad_checkpointing = enable
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
@@ -130,7 +130,7 @@ class T2TViT(nn.Module):
         """(B, C, H, W) -> (B, 1 + N, D), the class token first."""
         if min(x.shape[2:]) < 16:
             raise ValueError(f"T2T-ViT takes images of at least 16×16 pixels, not {x.shape[2]}×{x.shape[3]}")
-        x = checkpoint(self.tokens_to_token, x) if self.grad_checkpointing else self.tokens_to_token(x)  # (B, h, w, D)
+        x = self.tokens_to_token(x)  # (B, h, w, D)
         positions = _resize(self.pos_embed, self.grid_size, (x.shape[1], x.shape[2]))
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(1, 2)], 1)
         x = self.pos_drop(x + positions)

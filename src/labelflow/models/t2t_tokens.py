@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp
+from timm.layers import Format, Mlp
+from timm.models import checkpoint
 from torch import Tensor, nn
 
 
@@ -104,6 +105,8 @@ TOKEN_MODULES = {"performer": TokenPerformer, "transformer": TokenTransformer}
 class TokensToToken(nn.Module):
     """(B, C, H, W) -> (B, h, w, D), 16 times smaller."""
 
+    output_fmt = Format.NHWC
+
     def __init__(self, in_chans: int, token_dim: int, dim: int, token_module: str, drop: float) -> None:
         super().__init__()
         mixing = TOKEN_MODULES[token_module]
@@ -113,6 +116,7 @@ class TokensToToken(nn.Module):
         self.attention2 = mixing(token_dim * 3 * 3, token_dim, drop)
         self.soft_split2 = SoftSplit(3, 2, 1)
         self.project = nn.Linear(token_dim * 3 * 3, dim)
+        self.grad_checkpointing = False
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         for split in (self.soft_split0, self.soft_split1, self.soft_split2):
@@ -123,5 +127,6 @@ class TokensToToken(nn.Module):
         size = (x.shape[2], x.shape[3])
         for split, mixing in ((self.soft_split0, self.attention1), (self.soft_split1, self.attention2)):
             size = split.grid(size)
-            x = mixing(split(x)).transpose(1, 2).unflatten(2, size)  # (B, D, h, w)
+            x = checkpoint(mixing, split(x)) if self.grad_checkpointing else mixing(split(x))
+            x = x.transpose(1, 2).unflatten(2, size)  # (B, D, h, w)
         return self.project(self.soft_split2(x)).unflatten(1, self.soft_split2.grid(size))

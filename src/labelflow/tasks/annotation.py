@@ -34,6 +34,10 @@ class Annotate:
     """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
     split: str = "train"
     """The part of the data to annotate: train or val."""
+    train_split: str = "train"
+    """What Hugging Face calls the part to train on; as in training."""
+    val_split: str = "val"
+    """What Hugging Face calls the part to evaluate on; as in training."""
     root: str = "data"
     """Where torchvision and Hugging Face keep their files."""
     val_fraction: float = 0.1
@@ -55,6 +59,8 @@ def annotate_data(data: str, options: Annotate) -> Store:
     loading = Data(
         data=data,
         root=options.root,
+        train_split=options.train_split,
+        val_split=options.val_split,
         val_fraction=options.val_fraction,
         split_seed=options.split_seed,
         workers=options.workers,
@@ -64,9 +70,9 @@ def annotate_data(data: str, options: Annotate) -> Store:
         raise ValueError(f"split must be train or val, not {options.split!r}")
     if data == "wds" or data.startswith("hfids/"):  # said before they ask for what annotate does not know
         raise ValueError(f"a stream such as {data} does not name its samples, so that labels could not be found again")
-    source = open_source(loading, options.split)
-    assert not isinstance(source, Stream)
     with accelerator.local_main_process_first():  # which downloads what is not there
+        source = open_source(loading, options.split)
+        assert not isinstance(source, Stream)
         annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
@@ -91,7 +97,10 @@ def make_annotator(model: str, start: str, image_size: int, classes: list[str]) 
         return _of_run(Path(model), image_size)
     name, arguments = parse(model)
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if start not in ("pretrained", "packaged"):
+    if not start:
+        raise ValueError("an annotator needs trained weights: --start pretrained, packaged, or a checkpoint file")
+    start_is_file = start not in ("pretrained", "packaged")
+    if start_is_file:
         arguments = {"num_classes": _count_classes(start, cfg), **arguments}
     size = image_size or (max((cfg.test_input_size or cfg.input_size)[1:]) if cfg else 224)
     if cfg is not None and cfg.fixed_input_size:
@@ -101,8 +110,8 @@ def make_annotator(model: str, start: str, image_size: int, classes: list[str]) 
     return Annotator(
         network,
         name=model,
-        weights=start if start in ("pretrained", "packaged") else _fingerprint(start),
-        classes=_names(network, classes),
+        weights=_fingerprint(start) if start_is_file else start,
+        classes=_names(network, classes, known=not start_is_file),
         image_size=size,
         mean=tuple(seen["mean"]),
         std=tuple(seen["std"]),
@@ -133,19 +142,18 @@ def _count_classes(file: str, cfg: Any) -> int:
     raise ValueError(f"{file} has no classifier to annotate with")
 
 
-def _names(model: Any, classes: list[str]) -> tuple[str, ...]:
-    """The classes of a classifier: ImageNet's, or the data's own where there are as many."""
-    if model.num_classes == len(classes):
-        subset = infer_imagenet_subset(model)
-        if subset and set(ImageNetInfo(subset).label_names()) == set(classes):
-            return tuple(ImageNetInfo(subset).label_names())
-        return tuple(classes)
+def _names(model: Any, classes: list[str], known: bool) -> tuple[str, ...]:
+    """The classes of a classifier: ImageNet's, where it is known to be one or has as many; or the data's own, where a
+    checkpoint has as many of them."""
     subset = infer_imagenet_subset(model)
-    if not subset:
+    names = ImageNetInfo(subset).label_names() if subset else []
+    if not known and model.num_classes == len(classes) and set(names) != set(classes):
+        return tuple(classes)
+    if not names:
         raise ValueError(
             f"the annotator has {model.num_classes} classes, the data {len(classes)}, and nothing says which are which"
         )
-    return tuple(ImageNetInfo(subset).label_names())
+    return tuple(names)
 
 
 def _fingerprint(file: str) -> str:

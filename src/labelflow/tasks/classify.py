@@ -116,6 +116,7 @@ class Classification(Evaluation):
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
         self.labeller = self._labeller() if self.target.dense else None
+        self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
 
     @property
     def card(self) -> dict[str, Any]:

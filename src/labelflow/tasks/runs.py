@@ -38,7 +38,7 @@ def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "") -> dic
         progress.say(f"{name or 'training'}: {recipe.model}, {recipe.mixer}, {recipe.target}, in {folder}")
         with accelerator.local_main_process_first():  # which downloads what is not there
             task = Classification(recipe, progress.say)
-        card = {**task.card, "samples": task.samples}
+        card = {**task.card, "samples": task.samples, "labels": task.labels}
         if (run / "model.json").exists():
             before = run.read("model.json")
             check_classes(before["classes"], task.classes, f"the data for {folder}")
@@ -46,6 +46,8 @@ def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "") -> dic
                 raise ValueError(
                     f"{folder} began with {before['samples']} training samples; now there are {task.samples}"
                 )
+            if before.get("labels", "") != task.labels:
+                raise ValueError(f"{folder} began with other dense labels than {recipe.data.labels} holds now")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
