@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import labelflow as lf
 import workers
 from helpers import build
+from labelflow.targets import TokenLabel
 
 
 def launch(work: Callable[[int], object], folder: Path) -> list[dict]:
@@ -28,6 +29,17 @@ def test_ddp_gives_the_single_process_result(tmp_path: Path) -> None:
             assert_close(rank[family]["share"], share)
             for parameter, gradient in zip(model.parameters(), rank[family]["grad"], strict=True):
                 assert_close(gradient, parameter.grad / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_a_token_head_is_trained_by_all_processes(tmp_path: Path) -> None:
+    ranks = launch(workers.ddp_tokens, tmp_path)
+    torch.manual_seed(0)
+    student = TokenLabel().student(build("vit"))
+    for number, rank in enumerate(ranks):
+        assert_close(rank["loss"], workers.dense_step(student, number)["loss"])
+    for name, parameter in student.named_parameters():
+        for rank in ranks:
+            assert_close(rank["grad"][name], parameter.grad / 2, atol=1e-5, rtol=1e-4)
 
 
 def test_fully_shard_keeps_labels(tmp_path: Path) -> None:

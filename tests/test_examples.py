@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import skimage
 from PIL import Image
 
 import labelflow
@@ -61,6 +62,16 @@ def test_engine_cost(tmp_path: Path) -> None:
     options = ["--rounds", "1", "--updates", "5", "--batch", "4", "--out", tmp_path]
     assert "CutMix + TL-Align" in run("benchmarks/engine_cost.py", *options)
     assert json.loads((tmp_path / "engine_cost.json").read_text())["speed"]["CutMix"] > 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="it reads Linux's account of memory")
+def test_label_pipeline(tmp_path: Path) -> None:
+    photos = Path(skimage.__file__).parent / "data"
+    options = ["--images", photos, "--count", "4", "--batch", "8", "--rounds", "1", "--small", "--out", tmp_path]
+    assert "prepare, times faster" in run("benchmarks/label_pipeline.py", *options)
+    table = json.loads((tmp_path / "label_pipeline.json").read_text())
+    assert table["target memory, ratio"] < 0.2
+    assert table["store, bytes per image"] < 6600
 
 
 MODULES = [module.name for module in pkgutil.walk_packages(labelflow.__path__, "labelflow.")]

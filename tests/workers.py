@@ -20,7 +20,8 @@ from helpers import box_mix, build, images_for
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.ema import Ema
 from labelflow.engine.run import Run
-from labelflow.targets import TLAlign, Truth
+from labelflow.targets import TLAlign, TokenLabel, Truth
+from targets.test_token_label import truth_for
 
 
 def start(rank: int, work: Callable[[int], object], folder: Path, world: int) -> None:
@@ -54,6 +55,22 @@ def ddp(rank: int) -> dict[str, object]:
         loss, share = step(DistributedDataParallel(lf.Aligned(model)), *halves(family)[rank])
         results[family] = {"loss": loss, "share": share, "grad": [p.grad for p in model.parameters()]}
     return results
+
+
+def dense_step(student: nn.Module, rank: int) -> dict[str, object]:
+    images, _, _ = halves("vit")[rank]
+    mix, truth = lf.MixToken(patch=8)(images, torch.Generator().manual_seed(rank)), truth_for(4, 16, rank)
+    loss = lf.total(TokenLabel()(student(images, mix), truth, mix))
+    loss.backward()
+    return {"loss": loss.detach()}
+
+
+def ddp_tokens(rank: int) -> dict[str, object]:
+    """A token head beside a model, trained by two processes."""
+    torch.manual_seed(0)
+    student = TokenLabel().student(build("vit"))
+    result = dense_step(DistributedDataParallel(student), rank)
+    return {**result, "grad": {name: parameter.grad for name, parameter in student.named_parameters()}}
 
 
 def fsdp(rank: int) -> dict[str, object]:

@@ -8,6 +8,7 @@ Shapes: N tokens on a grid (rows, columns), h×w cells of a map, k classes of a 
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -92,8 +93,7 @@ def axis_weights(
     """
     length = abs(cells * window[axis] * view[axis])
     per_view, per_token = (max(1, math.ceil(length / parts - 1e-6)) for parts in (1, count))
-    samples = [(np.arange(number) + 0.5) / number for number in (per_view, count * per_token)]
-    sample = np.concatenate(samples)
+    sample, each, starts = _samples(per_view, count, per_token)
     place = view[axis] * sample + view[2]
     inside = np.abs(place - 0.5) < 0.5 + 1e-9
     for frame in frames:
@@ -102,16 +102,23 @@ def axis_weights(
     low = at.astype(int)
     part = (at - low) * inside
     weights = np.zeros((len(sample), cells + 1), np.float32)
-    each = np.arange(len(sample))
     weights[each, low] = inside - part
     weights[each, low + 1] = part  # 0 at the last cell
-    starts = np.concatenate([[0], np.arange(per_view, len(sample), per_token)])
     weights = np.add.reduceat(weights, starts, axis=0)
     weights[0] /= per_view
     weights[1:] /= per_token
     used = low[inside]
     first, last = (int(used.min()), int(min(used.max() + 2, cells))) if len(used) else (0, 1)
     return weights[:, first:last], first, last
+
+
+@lru_cache(maxsize=1024)
+def _samples(per_view: int, count: int, per_token: int) -> tuple[Array, Array, Array]:
+    """Where along a view samples are taken: those of the whole, then those of each token; their numbers; and the first
+    one of the whole and of each token."""
+    places = [(np.arange(number) + 0.5) / number for number in (per_view, count * per_token)]
+    sample = np.concatenate(places)
+    return sample, np.arange(len(sample)), np.concatenate([[0], np.arange(per_view, len(sample), per_token)])
 
 
 def _slanted_scores(
