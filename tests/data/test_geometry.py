@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labelflow.chance import drawn_from
 from labelflow.data import Data, Folder, train_transform
-from labelflow.data.geometry import Geometry, Matrix, Seen
+from labelflow.data.geometry import Geometry, Matrix, Tracked
 from labelflow.labels import Draft, Manifest, Store, StoreLabels
 from labelflow.sparse import TokenLabels
 
@@ -47,7 +47,7 @@ def middles(matrix: Matrix, grid: int) -> np.ndarray:
     return (matrix @ np.stack([x, y, np.ones_like(x)]))[:2].T
 
 
-def moving(*names: str) -> Callable[[Image.Image], Seen]:
+def moving(*names: str) -> Callable[[Image.Image], Tracked]:
     """A training transform whose RandAugment draws from these operations alone, as many."""
     transform = train_transform(RANDOM)
     step = next(step for step in transform.steps if isinstance(step, RandAugment))
@@ -56,7 +56,7 @@ def moving(*names: str) -> Callable[[Image.Image], Seen]:
     return transform
 
 
-def view(transform: Callable[[Image.Image], Seen], seed: int) -> Seen:
+def view(transform: Callable[[Image.Image], Tracked], seed: int) -> Tracked:
     """Of the coordinates. Pillow rounds down in each move: a picture of the opposite takes that out."""
     views = []
     for backwards in (False, True):
@@ -95,7 +95,7 @@ def test_moves_of_oblong_images(move: str) -> None:
     operation = AugmentOp(move, prob=1.0, magnitude=9, hparams={"translate_const": 60, "img_mean": (0, 0, 0)})
     for seed in SEEDS:
         with drawn_from(seed):
-            seen = operation(Seen(coordinates(), Geometry((300, 200))))
+            seen = operation(Tracked(coordinates(), Geometry((300, 200))))
         pixels = np.asarray(seen.image, float)
         y, x = (np.indices((200, 300)) + 0.5) / np.array([200, 300]).reshape(2, 1, 1)
         expected = seen.geometry.matrix[:2] @ np.stack([x.ravel(), y.ravel(), np.ones(x.size)])
@@ -218,7 +218,7 @@ def test_labels_are_of_what_is_seen(moves: Sequence[str], tmp_path: Path) -> Non
 def test_what_a_move_pushed_out_does_not_come_back(tmp_path: Path) -> None:
     """There and back again: the geometry is the identity, but a part of the picture is gone."""
     labeller = StoreLabels(coordinate_store(tmp_path, {"a": coordinates(112, 112)}), (7, 7))
-    seen = Seen(coordinates(112, 112), Geometry((112, 112)))
+    seen = Tracked(coordinates(112, 112), Geometry((112, 112)))
     for pixels in (48, -48):
         seen = seen.transform(seen.size, Image.Transform.AFFINE, (1, 0, pixels, 0, 1, 0), fillcolor=(0, 0, 0))
     np.testing.assert_allclose(seen.geometry.matrix, np.eye(3), atol=1e-12)
