@@ -198,8 +198,9 @@ def _check_colours(recipe: Recipe, name: str) -> None:
     """timm's weights know images that were normalised in their way."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     seen = recipe.data
-    known = cfg is not None and recipe.start in ("pretrained", "packaged")
-    if known and (tuple(cfg.mean), tuple(cfg.std)) != (seen.mean, seen.std):
+    if cfg is None or recipe.start not in ("pretrained", "packaged"):
+        return
+    if (tuple(cfg.mean), tuple(cfg.std)) != (seen.mean, seen.std):
         mean, std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
         raise ValueError(f"timm's weights of {name} expect other colours: --mean {mean} --std {std}")
 
