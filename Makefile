@@ -9,7 +9,7 @@ quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the 
 	@$(BIN)/labelflow train quickstart --resume
 
 test: lint  ## everything that CI checks
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: .venv/installed
 	@$(BIN)/ruff check .

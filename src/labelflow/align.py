@@ -215,7 +215,7 @@ class _TokenMixer:
         finally:
             self.mix = None
         if self.times != 1:
-            raise ValueError("the model has no patch embedding after which tokens could be mixed; use cutmix instead")
+            raise ValueError("the model has no patch embedding after which tokens could be mixed; use --mixer cutmix")
 
 
 @contextmanager

@@ -149,7 +149,11 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
         data: A folder of images; or world, torch/NAME, hfds/NAME.
         options: The annotator, and how it annotates.
     """
-    store = annotate_data(data, options)
+    try:
+        store = annotate_data(data, options)
+    except KeyboardInterrupt:
+        print("labelflow: interrupted; whole files are kept, go on with --resume", file=sys.stderr)
+        raise SystemExit(130) from None
     if _is_main_process():
         print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
         print(f"  look at them   labelflow labels draw {options.out} {data}{' --split val' * (options.split == 'val')}")

@@ -12,6 +12,7 @@ from labelflow.analysis.label_maps import label_picture
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
 from labelflow.labels import Store, export_tree, import_tree
+from labelflow.tasks.classify import check_classes
 
 
 def inspect(labels: Positional[Path], as_json: bool = False) -> None:
@@ -80,7 +81,10 @@ def export_labels(labels: Positional[Path], out: Positional[Path], resume: bool 
         out: The folder of the tree.
         resume: Go on with a tree that is unfinished.
     """
-    print(f"{export_tree(Store(labels), out, resume)} files in {out}")
+    store = Store(labels)
+    print(f"{export_tree(store, out, resume)} files in {out}")
+    if list(store.manifest.classes) != ImageNetInfo().label_names():
+        print(f"  back again     labelflow labels import {out} LABELS --classes DATA  (whose folders name the classes)")
 
 
 def draw(
@@ -110,7 +114,9 @@ def draw(
     source = open_source(Data(data=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
     if isinstance(source, Stream):
         raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")
-    picture = label_picture(Store(labels), source, count)
+    store = Store(labels)
+    check_classes(list(source.classes), list(store.manifest.classes), str(labels))
+    picture = label_picture(store, source, count)
     out.parent.mkdir(parents=True, exist_ok=True)
     picture.save(out)
     print(out)

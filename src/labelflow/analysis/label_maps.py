@@ -41,7 +41,7 @@ def _tile(store: Store, source: Source, index: int) -> Image.Image:
     above = np.zeros((cells[0] * cells[1], len(labels.image.classes)), np.float32)
     np.put_along_axis(above, labels.places.numpy().astype(int), labels.above.numpy(), 1)
     likeliest, sureness = above.argmax(1), above.max(1) + labels.rest.numpy()
-    common = np.argsort(-np.bincount(likeliest, weights=sureness, minlength=above.shape[1]))[: len(COLOURS)]
+    common = np.argsort(-np.bincount(likeliest, minlength=above.shape[1]), kind="stable")[: len(COLOURS)]
 
     colours = np.full((above.shape[1], 3), OTHERS, np.uint8)
     colours[common] = COLOURS[: len(common)]
@@ -69,4 +69,4 @@ def _title(name: str) -> str:
     """What people call a class: ImageNet's have WordNet's numbers."""
     info = ImageNetInfo()
     known = name[1:].isdigit() and name in set(info.label_names())
-    return (info.label_name_to_description(name) if known else name)[:26]
+    return (info.label_name_to_description(name) if known else name)[:20]

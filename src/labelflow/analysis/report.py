@@ -103,7 +103,8 @@ def _dense_labels(loaded: Loaded | None) -> str:
     except (ValueError, OSError) as error:
         return f"<section><h2>Dense labels</h2><p>There are none to show: {escape(str(error))}.</p></section>"
     return f"""<section><h2>Dense labels</h2><p>Training images, and what the annotator saw in them: each cell has the
-colour of its likeliest class, the stronger the surer.</p><img src="{_data_uri(picture)}" width="{picture.width}"
+colour of its likeliest class, the stronger the surer.</p>
+<img src="{_data_uri(picture, "JPEG")}" width="{picture.width}"
 alt="Training images beside their label maps" style="max-width:100%"></section>"""
 
 
@@ -155,7 +156,7 @@ def _samples(loaded: Loaded) -> str:
 fifth of one are passed over. Before alignment, the label of a token says what is to be seen there:
 <b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
 to token. After alignment, the labels have moved along, through all blocks of the model, and the label that reaches the
-classifier is the one to train on.</p>
+classifier is the one that TL-Align trains on.</p>
 <p class="scale"><span>own</span><i></i><span>partner’s</span></p>
 {figures}"""
 
@@ -211,7 +212,7 @@ def _percent(value: float) -> str:
     return f"{value:.2f} %"
 
 
-def _data_uri(image: Image.Image) -> str:
+def _data_uri(image: Image.Image, kind: str = "PNG") -> str:
     file = io.BytesIO()
-    image.save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -108,8 +108,8 @@ def columns_of(annotator: Sequence[str], data: Sequence[str]) -> list[int]:
         few = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
         raise ValueError(
             f"the annotator does not know {len(missing)} of the {len(data)} classes ({few}); its own are like "
-            f"{', '.join(annotator[:3])}. Train one on this data (labelflow train finetune_cutmix --data …) and give "
-            "its folder as --model"
+            f"{', '.join(annotator[:3])}. Train one on this data (labelflow train finetune_cutmix, or on a CPU "
+            "small_vit_cutmix, --data …) and give its folder as --model"
         )
     return [place[name] for name in data]
 

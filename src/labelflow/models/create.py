@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
-from labelflow.models.packaged import packaged_weights
+from labelflow.models.packaged import PACKAGES, packaged_weights
 from labelflow.spec import parse
 
 
@@ -34,7 +34,8 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         try:
             return timm.create_model(name, pretrained=True, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
-            raise ValueError(f"timm's weights of {name} are not to be had: {_first_line(error)}") from None
+            hint = "; try --start packaged" if name in PACKAGES else ""
+            raise ValueError(f"timm's weights of {name} are not to be had{hint}: {_first_line(error)}") from None
     fresh = _create(model, name, **arguments)
     weights = _with_classifier(packaged_weights(name) if start == "packaged" else read_weights(start), fresh)
     overlay = {

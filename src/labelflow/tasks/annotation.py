@@ -74,6 +74,8 @@ def annotate_data(data: str, options: Annotate) -> Store:
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
         annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
+    if options.resume and (options.out / "manifest.json").exists():
+        return Store(options.out)  # a job script can always say --resume
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
             f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
@@ -96,6 +98,8 @@ def make_annotator(model: str, start: str, image_size: int, classes: list[str]) 
     if Path(model).is_dir():
         return _of_run(Path(model), image_size)
     name, arguments = parse(model)
+    if "/" in name:
+        raise ValueError(f"there is no run {model}")
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if not start:
         raise ValueError("an annotator needs trained weights: --start pretrained, packaged, or a checkpoint file")

@@ -139,6 +139,8 @@ class Classification(Evaluation):
         )
 
     def _labeller(self) -> StoreLabels:
+        if not Path(self.recipe.data.labels).is_dir():
+            raise ValueError(f"there is no folder {self.recipe.data.labels}; {_how_to_label(self.recipe)}")
         store = Store(self.recipe.data.labels)
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
         if isinstance(self.train_source, Stream):
@@ -160,16 +162,18 @@ class Classification(Evaluation):
 def _check_labels(recipe: Recipe, target: Target) -> None:
     """Dense labels, where they are needed and only there; and a view that is one affine map of its image."""
     if target.dense and not recipe.data.labels:
-        raise ValueError(
-            f"the target {recipe.target} needs dense labels: make them with labelflow annotate {recipe.data.data} "
-            "--model MODEL --out LABELS, and train with --labels LABELS"
-        )
+        raise ValueError(f"the target {recipe.target} needs dense labels: {_how_to_label(recipe)}")
     if recipe.data.labels and not target.dense:
         raise ValueError(f"the target {recipe.target} makes no use of --labels; token_label, for one, does")
     if target.dense and recipe.data.auto_augment.startswith("augmix"):
         raise ValueError(
             "augmix blends several views into one, which dense labels can't follow; use rand-m9-mstd0.5-inc1"
         )
+
+
+def _how_to_label(recipe: Recipe) -> str:
+    how = f"labelflow annotate {recipe.data.data} --model MODEL --out LABELS"
+    return f"make them with {how}, and train with --labels LABELS"
 
 
 def measure(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -219,6 +223,7 @@ def check_classes(expected: list[str], found: list[str], what: str) -> None:
     if expected != found:
         differing = [f"{a!r} and {b!r}" for a, b in zip(expected, found, strict=False) if a != b][:3]
         raise ValueError(
-            f"{what} has other classes: {len(found)} instead of {len(expected)}"
-            + (f", {', '.join(differing)} stand in the same place" if differing else "")
+            f"{what} has other classes"
+            + (f": {len(found)} instead of {len(expected)}" if len(found) != len(expected) else "")
+            + (f"; {', '.join(differing)} stand in the same place" if differing else "")
         )
