@@ -520,3 +520,15 @@ def test_places_that_show_an_animal_are_labelled_as_one(trained: Annotator) -> N
             on_background += chance[torch.from_numpy((cells == 2).mean(1) > 0.9)].tolist()
     assert min(len(on_animal), len(on_background)) > 100
     assert np.mean(on_animal) > np.mean(on_background) + 0.15
+
+
+def test_a_whole_store_needs_no_second_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = timm.create_model("resnet10t", num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    how = ["annotate", "world(train=3, val=2)", "--model", "resnet10t", "--start", str(tmp_path / "weights.pth")]
+    how += ["--image-size", "64", "--workers", "0", "--out", str(tmp_path / "labels")]
+    assert main(how) == 0
+    assert main([*how, "--resume"]) == 0
+    capsys.readouterr()
+    assert main([*how, "--resume", "--top", "2"]) == 2
+    assert "is whole, but another one: k was 5, not 2" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from labelflow.data.loader import fixed_batches
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Batch, Draw
 from labelflow.engine.progress import Counted
-from labelflow.labels.manifest import Manifest, center_part
+from labelflow.labels.manifest import Manifest, center_part, differences
 from labelflow.labels.store import Draft, Store
 from labelflow.tokens import final_places, has_token_head, token_grid
 
@@ -142,7 +142,10 @@ def annotate(
         samples=len(source),
         shard=annotation.shard,
     )
-    draft = Draft(out, manifest, [source.key(index) for index in range(len(source))], resume)
+    keys = [source.key(index) for index in range(len(source))]
+    if resume and (out / "manifest.json").exists():  # a job script can always say --resume
+        return _finished(Store(out), manifest, keys)
+    draft = Draft(out, manifest, keys, resume)
     unwritten = draft.missing()
     progress.skip(len(source) - sum(len(draft.places(shard)) for shard in unwritten))
     accelerator.wait_for_everyone()  # before anyone writes: all have to deal the same shards
@@ -177,6 +180,14 @@ def annotate(
         draft.finish()
     accelerator.wait_for_everyone()
     return Store(out)
+
+
+def _finished(store: Store, manifest: Manifest, keys: Sequence[str]) -> Store:
+    """A store that is whole already, if it is the one that would be made."""
+    differs = differences(store.manifest, manifest) or ", ".join(store.lacks(keys)[:1])
+    if differs:
+        raise ValueError(f"{store.folder} is whole, but another one: {differs}; say the same, or choose a new folder")
+    return store
 
 
 def _draws(draft: Draft, shards: Sequence[int], batch: int) -> Iterator[list[Draw]]:

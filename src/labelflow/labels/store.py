@@ -154,12 +154,10 @@ class Draft:
                 "resume it (--resume), or choose a new folder"
             )
 
-    def missing(self, rank: int = 0, processes: int = 1) -> list[int]:
-        """The shards that this process has still to write; shard s is process s % processes' own."""
-        if not 0 <= rank < processes:
-            raise ValueError(f"rank must lie below the number of processes, {processes}, from 0, not {rank}")
-        own = range(rank, self.manifest.shards, processes)
-        return [shard for shard in own if not (self.folder / _shard_name(shard)).exists()]
+    def missing(self) -> list[int]:
+        """The shards that are still to be written."""
+        every = range(self.manifest.shards)
+        return [shard for shard in every if not (self.folder / _shard_name(shard)).exists()]
 
     def places(self, shard: int) -> range:
         """The samples in a shard."""

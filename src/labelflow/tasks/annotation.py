@@ -74,8 +74,6 @@ def annotate_data(data: str, options: Annotate) -> Store:
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
         annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
-    if options.resume and (options.out / "manifest.json").exists():
-        return Store(options.out)  # a job script can always say --resume
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
             f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
