@@ -133,24 +133,53 @@ def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor |
     return (sums / totals).mean(2).mT  # (B, K, A, N) -> (B, N, K)
 
 
-def convolve(kernel: Tensor, labels: Tensor) -> Tensor:
-    """Spatial mixing by a depth-wise convolution with stride 1 and "same" padding: the mean over channels of
-    Norm(|T(K_c)|)·Y, each row normalised over the places inside the map. kernel (C, 1, r, s), labels (B, h, w, K)."""
-    _, height, width, sources = labels.shape
-    size = kernel.shape[-2:]
-    padding = (size[0] // 2, size[1] // 2)
-    kernel = kernel.float().abs()
+def convolve(
+    kernel: Tensor,
+    labels: Tensor,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] | None = None,
+    dilation: tuple[int, int] = (1, 1),
+) -> Tensor:
+    """Spatial mixing by a convolution: the mean over output channels of Norm(|T(K_c)|)·Y, each row normalised over the
+    places inside the map. kernel (C, D, r, s), where D = 1 if it is depth-wise: all that an output channel takes from a
+    place counts, whatever the input channel. labels (B, h, w, K) -> (B, i, j, K). padding None: "same"."""
+    sources = labels.shape[3]
+    size = (kernel.shape[2], kernel.shape[3])
+    padding = (dilation[0] * (size[0] // 2), dilation[1] * (size[1] // 2)) if padding is None else padding
+    kernel = kernel.float().abs().sum(1, keepdim=True)
+    grid = tuple(
+        (side + 2 * pad - spread * (reach - 1) - 1) // step + 1
+        for side, reach, step, pad, spread in zip(labels.shape[1:3], size, stride, padding, dilation, strict=True)
+    )
+    weights = _places_inside(kernel, (labels.shape[1], labels.shape[2]), stride, padding, dilation)  # (r·s, i·j)
+    patches = F.unfold(labels.permute(0, 3, 1, 2), size, dilation, padding, stride)  # (B, K·r·s, i·j)
+    patches = patches.unflatten(1, (sources, -1))
+    mixed = (patches * weights).sum(2)  # (B, K, i·j)
+    still = labels.flatten(1, 2).mT if grid == labels.shape[1:3] else patches.sum(2)  # where all weights are zero
+    mixed = torch.where(mixed.sum(1, keepdim=True) > 0, mixed, still)
+    return normalise(mixed.mT.unflatten(1, grid))
+
+
+def _places_inside(
+    kernel: Tensor,
+    side: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Tensor:
+    """The mean over channels of a kernel's weights (C, 1, r, s), normalised over the places inside: (r·s, i·j)"""
     # How far a kernel reaches beyond the map only differs near the border, so a map as small as the kernel shows all.
-    small = (min(height, size[0]), min(width, size[1]))
-    inside = F.conv2d(kernel.new_ones(1, 1, *small), kernel, padding=padding)  # (1, C, *small)
+    simple = stride == dilation == (1, 1) and all(
+        2 * pad + 1 == r for pad, r in zip(padding, kernel.shape[2:], strict=True)
+    )
+    small = (min(side[0], kernel.shape[2]), min(side[1], kernel.shape[3])) if simple else side
+    inside = F.conv2d(kernel.new_ones(1, 1, *small), kernel, None, stride, padding, dilation)  # (1, C, i, j)
     inside = inside.clamp_min(torch.finfo(inside.dtype).tiny)  # a channel of zeros moves nothing
     weights = torch.einsum("ct,cp->tp", kernel.flatten(1), 1 / inside[0].flatten(1)) / len(kernel)
-    rows, columns = (_border(*sides, labels.device) for sides in zip((height, width), small, strict=True))
-    weights = weights.unflatten(1, small)[:, rows][:, :, columns]  # (r·s, h, w)
-    patches = F.unfold(labels.permute(0, 3, 1, 2), size, padding=padding)  # (B, K·r·s, h·w)
-    mixed = (patches.unflatten(1, (sources, -1)) * weights.flatten(1)).sum(2)  # (B, K, h·w)
-    mixed = mixed.transpose(1, 2).unflatten(1, (height, width))
-    return normalise(torch.where(mixed.sum(-1, keepdim=True) > 0, mixed, labels))  # zeros throughout move nothing
+    if small != side:
+        rows, columns = (_border(*sides, kernel.device) for sides in zip(side, small, strict=True))
+        weights = weights.unflatten(1, small)[:, rows][:, :, columns].flatten(1)
+    return weights
 
 
 def _border(length: int, small: int, device: torch.device) -> Tensor:

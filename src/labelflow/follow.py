@@ -80,7 +80,15 @@ class Follower:
             taps = {} if module in left_out else MODULES[kind].taps(module)
             for tap, (watched, side) in taps.items():
                 handles.append(watched.register_forward_hook(_Watch(self, tap, side), prepend=True))
-            move = _Move(self, kind, names[module], last=module is blocks[-1], identity=module in left_out)
+            plan = MODULES[kind].plan
+            move = _Move(
+                self,
+                kind,
+                names[module],
+                last=module is blocks[-1],
+                idle=module in left_out,
+                plan=plan(module) if plan else None,
+            )
             # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
             handles.append(module.register_forward_hook(move, prepend=True))
         weakref.finalize(owner, _remove, handles)
@@ -125,18 +133,20 @@ class Follower:
         heads = adapter.heads(model, arrived.values)
         return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
 
-    def move(self, module: nn.Module, tokens: Tensor, hook: "_Move") -> None:
+    def move(self, module: nn.Module, tokens: Any, hook: "_Move") -> None:
         assert self.labels is not None
+        assert self.image_label is not None
         adapter = MODULES[hook.kind]
         with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
-            if adapter.layer:
-                self._add_prefix(tokens)
-            if not hook.identity:
-                rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-                moved = adapter.move(module, Seen(self.taps, rows, self.residual), self.labels)
-                if not isinstance(moved, Labels):
-                    raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
-                self.labels = moved
+            label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
+            rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
+            seen = Seen(self.taps, rows, self.residual, label, hook.plan)
+            if adapter.layer and isinstance(tokens, Tensor) and tokens.ndim == 3:
+                self.labels = seen.join(self.labels, tokens.shape[1])
+            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, self.labels)
+            if not isinstance(moved, Labels):
+                raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
+            self.labels = moved
             if self.start is not None and hook.name == self.entry:
                 self.labels = Labels(self.start(self.labels.grid), self.labels.grid)
                 self.image_label = self.labels.values.mean(1)
@@ -144,20 +154,6 @@ class Follower:
         self.fired.append(hook.name)
         if self.trace is not None and adapter.layer:
             self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
-
-    def _add_prefix(self, tokens: Tensor) -> None:
-        """Tokens (B, N, D) without a place in the image (class token, registers) start with its ratio, or no label."""
-        assert self.labels is not None
-        assert self.image_label is not None
-        missing = tokens.shape[1] - self.labels.values.shape[1] if tokens.ndim == 3 else 0
-        if missing < 0:
-            raise RuntimeError(
-                f"there are labels for {self.labels.values.shape[1]} tokens, but {tokens.shape[1]} tokens"
-            )
-        if missing:
-            label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
-            joined = label.unsqueeze(1).expand(-1, missing, -1)
-            self.labels = Labels(torch.cat([joined, self.labels.values], 1), self.labels.grid)
 
 
 class _Watch:
@@ -174,8 +170,9 @@ class _Watch:
 class _Move:
     """A hook that moves the labels as its module has moved the tokens."""
 
-    def __init__(self, follower: Follower, kind: type[nn.Module], name: str, last: bool, identity: bool) -> None:
-        self.follower, self.kind, self.name, self.last, self.identity = follower, kind, name, last, identity
+    def __init__(self, follower: Follower, kind: type[nn.Module], name: str, last: bool, idle: bool, plan: Any) -> None:
+        self.follower, self.kind, self.name = follower, kind, name
+        self.last, self.idle, self.plan = last, idle, plan
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if self.follower.labels is not None:

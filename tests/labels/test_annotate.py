@@ -23,7 +23,11 @@ from timm.data import ImageNetInfo
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from helpers import FAMILIES, LVVIT, SWIN, VIT, sharpen
+from families import FAMILIES
+from families.lvvit import LVVIT
+from families.swin import SWIN
+from families.vit import VIT
+from helpers import sharpen
 from labelflow.cli import main
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Annotator, Draft, Manifest, Store, label_view

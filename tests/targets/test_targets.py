@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import labelflow as lf
-import oracles
+from families import dense_label
 from helpers import box_mix, build, fill, images_for
 from labelflow.targets import TARGETS, Plain, TLAlign, TransMix, Truth
 from test_golden import load, pasted
@@ -37,7 +37,7 @@ def test_plain_is_cross_entropy_with_areas() -> None:
 def test_tl_align_is_cross_entropy_with_the_oracle_s_label(family: str) -> None:
     images, model = images_for(family), build(family)
     mix = box_mix(images)
-    label = oracles.dense_label(model, mix.apply(images), mix, F.one_hot(CLASSES, 5).float())
+    label = dense_label(model, mix.apply(images), mix, F.one_hot(CLASSES, 5).float())
     y = 0.9 * (label.mean(1) if label.ndim == 3 else label) + 0.1 / 5  # smoothing is linear
     assert_close(loss(TLAlign(), model, images, mix), cross_entropy(model(mix.apply(images)), y), atol=1e-5, rtol=0)
 

@@ -1,6 +1,6 @@
 """How families of models move labels. One family, one file; importing it here registers it."""
 
-from labelflow.adapters import lvvit, patches, pvt, swin, t2t, vit
+from labelflow.adapters import lvvit, patches, pooling, pvt, swin, t2t, vit
 from labelflow.adapters.registry import MODELS, MODULES, Seen, Tap, register, register_model
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Tap",
     "lvvit",
     "patches",
+    "pooling",
     "pvt",
     "register",
     "register_model",

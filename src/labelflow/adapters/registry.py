@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from labelflow import flow
@@ -29,6 +30,8 @@ class Seen:
     taps: Mapping[str, Tensor]  # detached, by name; those that fired
     rows: slice  # the tokens whose labels are still needed; fewer in the last block of a class-token model
     keep_residual: bool  # False: the ablation Y ← A·Y
+    image_label: Tensor  # (B, K): what a token without a place in the image starts with
+    plan: Any = None  # what the adapter's own `plan` made of the module when it was attached
 
     def __contains__(self, tap: str) -> bool:
         return tap in self.taps
@@ -43,6 +46,14 @@ class Seen:
     def residual(self, labels: Tensor, mixed: Tensor) -> Tensor:
         return flow.residual(labels, mixed) if self.keep_residual else mixed
 
+    def join(self, labels: Labels, tokens: int) -> Labels:
+        """`labels`, with as many tokens without a place in front as are missing to so many in all."""
+        missing = tokens - labels.values.shape[1]
+        if missing < 0:
+            raise RuntimeError(f"there are labels for {labels.values.shape[1]} tokens, but {tokens} tokens")
+        joined = self.image_label.unsqueeze(1).expand(-1, missing, -1)
+        return Labels(torch.cat([joined, labels.values], 1), labels.grid) if missing else labels
+
 
 class Move(Protocol):
     def __call__(self, module: Any, seen: Seen, labels: Labels) -> Labels: ...
@@ -56,6 +67,8 @@ class ModuleAdapter:
     move: Move
     taps: Taps
     layer: bool  # counted by `layers=`, and a step of `trace`; patch embeddings and mergers are not
+    idle: Move  # what is left of it where `layers=` leaves it out: the identity, unless it changes the grid
+    plan: Callable[[Any], Any] | None  # what can be worked out before the first forward pass; plain data
 
 
 @dataclass(frozen=True)
@@ -73,8 +86,18 @@ def _no_taps(module: nn.Module) -> dict[str, Tap]:
     return {}
 
 
-def register(*classes: type[nn.Module], taps: Taps = _no_taps, layer: bool = True) -> Callable[[Move], Move]:
-    """Say how modules of these classes move labels.
+def _identity(module: nn.Module, seen: Seen, labels: Labels) -> Labels:
+    return labels
+
+
+def register(
+    *classes: type[nn.Module],
+    taps: Taps = _no_taps,
+    layer: bool = True,
+    idle: Move = _identity,
+    plan: Callable[[Any], Any] | None = None,
+) -> Callable[[Move], Move]:
+    """Say how modules of these classes move labels. The options are described at `ModuleAdapter`.
 
     >>> from labelflow import adapters, flow
     >>> class Roll(nn.Module):
@@ -85,7 +108,7 @@ def register(*classes: type[nn.Module], taps: Taps = _no_taps, layer: bool = Tru
     """
 
     def add(move: Move) -> Move:
-        MODULES.update(dict.fromkeys(classes, ModuleAdapter(move, taps, layer)))
+        MODULES.update(dict.fromkeys(classes, ModuleAdapter(move, taps, layer, idle, plan)))
         return move
 
     return add

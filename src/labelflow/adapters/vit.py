@@ -35,19 +35,21 @@ def block(module: Block, seen: Seen, labels: Labels) -> Labels:
 def _path(model: VisionTransformer) -> list[nn.Module]:
     if not isinstance(model.patch_drop, nn.Identity):
         raise ValueError("patch dropout hides which tokens are left: create the model with patch_drop_rate=0")
-    return [model.patch_embed, *model.blocks]
+    pool = [] if model.attn_pool is None else [model.attn_pool]
+    return [model.patch_embed, *model.blocks, *pool]
 
 
 def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:
-    if model.global_pool == "token":
+    if model.attn_pool is not None or model.global_pool == "token":  # a pooled token is in front, too
         return labels[:, :1]
     return labels[:, 0 if model.pool_include_prefix else model.num_prefix_tokens :].mean(1, keepdim=True)
 
 
 def _head_tokens(model: VisionTransformer) -> int:
-    if model.attn_pool is not None or model.global_pool not in ("token", "avg"):
+    if model.global_pool not in ("token", "avg", "map"):
         raise ValueError(
-            f"labelflow follows labels to a class token or an average, not to global_pool={model.global_pool!r}"
+            f"labelflow follows labels to a class token, an average or attention pooling, not to "
+            f"global_pool={model.global_pool!r}"
         )
     return 1 if model.global_pool == "token" else 0
 
