@@ -5,14 +5,18 @@ What `Aligned` is measured against. Written for reading, not for speed.
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, window_partition, window_reverse
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from labelflow import Mix
+from labelflow.models.pvt import PyramidVisionTransformer
 
 
 class Naive(nn.Module):
     """A model whose attention is unfused, with dense labels that are moved by hooks: (images, mix, y) -> logits, y."""
+
+    KNOWN = (VisionTransformer, SwinTransformer, PyramidVisionTransformer)
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

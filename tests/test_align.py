@@ -17,13 +17,19 @@ from families import SOME, dense_label
 from helpers import FAMILIES, box_mix, build, images_for
 
 
+class _Reversed(timm.models.vision_transformer.Block):
+    """A block that labelflow cannot know."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens).flip(1)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
-def test_a_constant_share_flows_through_unchanged(family: str, value: float) -> None:
-    images = images_for(family)
-    share = torch.full_like(images[:, :1], value)
-    _, arrived = lf.Aligned(build(family))(images, share)
-    assert_close(arrived, torch.full((4,), value), atol=1e-6, rtol=0)
+def test_a_constant_share_flows_through_unchanged(family: str) -> None:
+    images, aligned = images_for(family), lf.Aligned(build(family))
+    for value in (0.0, 0.3, 1.0):
+        _, arrived = aligned(images, torch.full_like(images[:, :1], value))
+        assert_close(arrived, torch.full((4,), value), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,7 +99,7 @@ def test_gradients_do_not_flow_through_labels(family: str) -> None:
     assert all(torch.equal(p.grad, g) for p, g in zip(trained, gradients, strict=True))
 
 
-@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_randomness_of_the_model_is_its_own(family: str) -> None:
     """Dropout and drop-path draw the same with and without labels."""
     model, images = build(family).train(), images_for(family)
@@ -304,6 +310,14 @@ def test_a_subclass_with_its_own_forward_is_not_trusted() -> None:
         def shout(self) -> str:
             return "!"
 
+    class Inherited(type(build("deit distilled"))):  # type: ignore[misc]
+        def forward_features(self, images: torch.Tensor) -> torch.Tensor:  # its grandparent's
+            return super().forward_features(images.flip(3))
+
+    distilled = build("deit distilled")
+    distilled.__class__ = Inherited
+    with pytest.raises(ValueError, match=r"no adapter for .*Inherited"):
+        lf.Aligned(distilled)
     model.__class__ = Same
     lf.Aligned(model)
     for other in (Other, Pooled):
@@ -360,7 +374,10 @@ def test_gradient_checkpointing_moves_labels_once(family: str) -> None:
     if not hasattr(model, "set_grad_checkpointing"):
         pytest.skip("not one of timm's: it has no set_grad_checkpointing")
     share, gradients = step()
-    model.set_grad_checkpointing(True)
+    try:
+        model.set_grad_checkpointing(True)
+    except AssertionError as refused:
+        pytest.skip(f"timm: {refused}")
     again, recomputed = step()
     assert torch.equal(again, share)
     assert all(torch.equal(a, b) for a, b in itertools.zip_longest(gradients, recomputed))
@@ -411,8 +428,8 @@ def test_a_student_computes_only_what_it_needs() -> None:
 
 class TestBadInput:
     def test_an_unknown_model(self) -> None:
-        with pytest.raises(ValueError, match=r"no adapter for .*ResNet; there are .*SwinTransformer.*register"):
-            lf.Aligned(timm.create_model("resnet10t"))
+        with pytest.raises(ValueError, match=r"no adapter for .*Flatten; write one with .*register.* SwinTransformer"):
+            lf.Aligned(nn.Flatten())
 
     def test_a_wrapped_model(self) -> None:
         with pytest.raises(ValueError, match=r"torch\.compile\(Aligned\(model\)\)"):
@@ -475,8 +492,8 @@ class TestBadInput:
         ("arguments", "message"),
         [
             ({"patch_drop_rate": 0.5}, "patch dropout"),
-            ({"global_pool": "map"}, "global_pool='map'"),
-            ({"block_fn": timm.models.vision_transformer.ParallelScalingBlock}, "ParallelScalingBlock"),
+            ({"global_pool": "max"}, "global_pool='max'"),
+            ({"block_fn": _Reversed}, "_Reversed"),
         ],
     )
     def test_variants_that_cannot_be_followed(self, arguments: dict, message: str) -> None:

@@ -44,7 +44,7 @@ def test_a_token_head_is_trained_by_all_processes(tmp_path: Path) -> None:
 
 def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
     ranks = launch(workers.fsdp, tmp_path)
-    for family in ("vit", "swin", "pvt", "pvt v2"):
+    for family in workers.SHARDED:
         aligned = lf.Aligned(build(family))
         for rank, half in zip(ranks, workers.halves(family), strict=True):
             loss, share = workers.step(aligned, *half)
@@ -56,6 +56,9 @@ def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
             assert rounded["share"].dtype == torch.float32
             error = (rounded["share"] - share).abs().mean()  # attention itself is rounded
             assert error < 0.3 * (share - half[1].lam).abs().mean()
+            if family in ("mixer", "convnext"):  # labels follow weights alone: exactly those that the model runs with
+                _, expected = lf.Aligned(build(family).bfloat16().float())(half[1].apply(half[0]), half[1].share)
+                assert_close(rounded["share"], expected, atol=1e-6, rtol=0)
 
 
 def test_a_sharded_run_is_saved_whole_and_goes_on(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """The five operations, against the paper's Table 10 written out."""
 
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -84,6 +87,54 @@ def test_convolution_is_a_matrix(height: int, width: int, size: int, sources: in
     assert_close(flow.convolve(kernel, labels), expected)
 
 
+def naive_convolution(kernel: Tensor, labels: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
+    """The mean over output channels of Norm(|T(K)|)·Y, place by place. kernel (C, D, r, r), labels (B, h, w, K)"""
+    height, width = labels.shape[1:3]
+    reach = dilation * (kernel.shape[2] - 1) + 1
+    rows, columns = ((side + 2 * padding - reach) // stride + 1 for side in (height, width))
+    mixed = torch.zeros(len(labels), rows, columns, labels.shape[3])
+    for i, j, channel in itertools.product(range(rows), range(columns), range(len(kernel))):
+        total, weight = torch.zeros(len(labels), labels.shape[3]), 0.0
+        for a, b in itertools.product(range(kernel.shape[2]), repeat=2):
+            row, column = i * stride - padding + a * dilation, j * stride - padding + b * dilation
+            if 0 <= row < height and 0 <= column < width and labels[0, row, column].sum() > 0:
+                total = total + kernel[channel, :, a, b].abs().sum() * labels[:, row, column]
+                weight += float(kernel[channel, :, a, b].abs().sum())
+        mixed[:, i, j] += total / len(kernel) / (weight or 1.0)
+    return mixed
+
+
+@given(
+    st.integers(3, 7),
+    st.integers(3, 7),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([0, 1]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 3]),
+)
+def test_any_convolution_is_a_matrix(
+    height: int, width: int, size: int, stride: int, padding: int, dilation: int, inputs: int
+) -> None:
+    if min(height, width) + 2 * padding < dilation * (size - 1) + 1 or padding > size // 2:
+        return
+    kernel, labels = torch.randn(3, inputs, size, size), random_labels(2, height, width, 2)
+    mixed = flow.convolve(kernel, labels, (stride, stride), (padding, padding), (dilation, dilation))
+    assert_close(mixed, naive_convolution(kernel, labels, stride, padding, dilation))
+
+
+@given(st.integers(2, 6), st.integers(2, 6), st.sampled_from([2, 3]), st.sampled_from([1, 2]))
+def test_a_convolution_leaves_out_padding_that_holds_no_label(height: int, width: int, size: int, stride: int) -> None:
+    """As TensorFlow pads: around the map, beforehand."""
+    kernel, labels = torch.randn(3, 2, size, size), random_labels(2, height, width, 2)
+    padded = F.pad(labels, (0, 0, 0, 1, 0, 2))
+    mixed = flow.convolve(kernel, padded, (stride, stride), (0, 0))
+    assert_close(mixed, naive_convolution(kernel, padded, stride, 0, 1))
+    constant = F.pad(torch.tensor([0.3, 0.7]).expand(2, height, width, 2), (0, 0, 0, 1, 0, 2))
+    moved = flow.convolve(kernel, constant, (stride, stride), (0, 0))
+    assert_close(moved, torch.tensor([0.3, 0.7]) * (moved.sum(-1, keepdim=True) > 0))  # nothing but padding: no label
+
+
 def test_residual_is_the_normalised_sum() -> None:
     labels, mixed = random_labels(2, 5, 3), random_labels(2, 5, 3)
     assert_close(flow.residual(labels, mixed), flow.normalise(labels + mixed))
@@ -102,6 +153,22 @@ def test_aggregation_is_the_normalised_sum_of_what_a_window_holds(
             top, left = i * stride - padding, j * stride - padding
             held = labels[:, max(top, 0) : top + size, max(left, 0) : left + size]
             assert_close(merged[:, i, j], flow.normalise(held.sum((1, 2))))
+
+
+@given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([(2, 2, 0), (3, 2, 1), (3, 2, 0), (2, 1, 1)]))
+def test_aggregation_may_end_beyond_the_edge(height: int, width: int, window: tuple[int, int, int]) -> None:
+    """ceil_mode: a last window that begins inside the map, or its padding in front, counts with what it holds."""
+    size, stride, padding = window
+    if min(height, width) < size:
+        return
+    labels = random_labels(2, height, width, 2)
+    merged = flow.aggregate(labels, (size, size), (stride, stride), (padding, padding), ceil=True)
+    tokens = F.max_pool2d(torch.randn(1, 1, height, width), size, stride, padding, ceil_mode=True)
+    assert merged.shape[1:3] == tokens.shape[2:]
+    for i, j in itertools.product(range(merged.shape[1]), range(merged.shape[2])):
+        top, left = i * stride - padding, j * stride - padding
+        held = labels[:, max(top, 0) : top + size, max(left, 0) : left + size]
+        assert_close(merged[:, i, j], flow.normalise(held.sum((1, 2))))
 
 
 def test_labels_keep_tokens_without_a_place_apart() -> None:

@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 import labelflow
+from labelflow.adapters import FAMILIES
+from labelflow.adapters.registry import UNAVAILABLE
 
 ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
 LAYERS = [
     *("spec", "chance", "tokens", "mix", "flow", "loss", "sparse", "mixers", "models", "adapters", "follow", "align"),
-    *("targets", "data", "engine", "labels", "tasks", "analysis", "recipes", "label_commands", "cli", "__main__"),
+    *("targets", "data", "engine", "labels", "tasks", "analysis", "recipes"),
+    *("label_commands", "coverage_command", "cli", "__main__"),
 ]
 
 
@@ -49,3 +52,12 @@ def test_import_is_quiet_and_brings_no_plots() -> None:
     code = "import sys, labelflow; sys.exit(any(name in sys.modules for name in ('matplotlib', 'skimage')))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_family_can_be_loaded_with_this_timm() -> None:
+    files = {path.stem for path in (ROOT / "adapters").glob("*.py")}
+    assert not UNAVAILABLE
+    assert set(FAMILIES) <= files
+    assert not {
+        name for name in files - set(FAMILIES) if "register_model(" in (ROOT / "adapters" / f"{name}.py").read_text()
+    } - {*("registry", "averages", "huggingface", "graph")}

@@ -73,11 +73,14 @@ def ddp_tokens(rank: int) -> dict[str, object]:
     return {**result, "grad": {name: parameter.grad for name, parameter in student.named_parameters()}}
 
 
+SHARDED = ("vit", "swin", "pvt", "pvt v2", "mixer", "convnext")
+
+
 def fsdp(rank: int) -> dict[str, object]:
     """Blocks and root sharded over two processes, in float32 and in bfloat16."""
     mesh = init_device_mesh("cpu", (2,))
     results = {}
-    for family in ("vit", "swin", "pvt", "pvt v2"):
+    for family in SHARDED:
         for precision in (torch.float32, torch.bfloat16):
             policy = MixedPrecisionPolicy(param_dtype=precision)
             model = build(family)

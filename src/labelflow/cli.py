@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.analysis import write_report
+from labelflow.coverage_command import coverage
 from labelflow.data.images import read
 from labelflow.engine import Interrupted
 from labelflow.label_commands import LABEL_COMMANDS
@@ -171,6 +172,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "report": report,
     "annotate": annotate,
     "labels": LABEL_COMMANDS,
+    "coverage": coverage,
 }
 
 

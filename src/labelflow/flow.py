@@ -58,8 +58,8 @@ class Labels:
 
 
 def normalise(labels: Tensor) -> Tensor:
-    """Norm: labels (..., K) that sum to 1."""
-    return labels / labels.sum(-1, keepdim=True)
+    """Norm: labels (..., K) that sum to 1; what has no label, padding, has none afterwards."""
+    return labels / labels.sum(-1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)
 
 
 def spatial(weights: Tensor, labels: Tensor) -> Tensor:
@@ -142,7 +142,8 @@ def convolve(
 ) -> Tensor:
     """Spatial mixing by a convolution: the mean over output channels of Norm(|T(K_c)|)·Y, each row normalised over the
     places inside the map. kernel (C, D, r, s), where D = 1 if it is depth-wise: all that an output channel takes from a
-    place counts, whatever the input channel. labels (B, h, w, K) -> (B, i, j, K). padding None: "same"."""
+    place counts, whatever the input channel. labels (B, h, w, K) -> (B, i, j, K). padding None: "same". A map that has
+    been padded beforehand, with places that hold no label, is to be convolved without padding."""
     sources = labels.shape[3]
     size = (kernel.shape[2], kernel.shape[3])
     padding = (dilation[0] * (size[0] // 2), dilation[1] * (size[1] // 2)) if padding is None else padding
@@ -151,7 +152,7 @@ def convolve(
         (side + 2 * pad - spread * (reach - 1) - 1) // step + 1
         for side, reach, step, pad, spread in zip(labels.shape[1:3], size, stride, padding, dilation, strict=True)
     )
-    weights = _places_inside(kernel, (labels.shape[1], labels.shape[2]), stride, padding, dilation)  # (r·s, i·j)
+    weights = _places_inside(kernel, labels, stride, padding, dilation)  # (r·s, i·j)
     patches = F.unfold(labels.permute(0, 3, 1, 2), size, dilation, padding, stride)  # (B, K·r·s, i·j)
     patches = patches.unflatten(1, (sources, -1))
     mixed = (patches * weights).sum(2)  # (B, K, i·j)
@@ -161,21 +162,19 @@ def convolve(
 
 
 def _places_inside(
-    kernel: Tensor,
-    side: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    kernel: Tensor, labels: Tensor, stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
 ) -> Tensor:
     """The mean over channels of a kernel's weights (C, 1, r, s), normalised over the places inside: (r·s, i·j)"""
-    # How far a kernel reaches beyond the map only differs near the border, so a map as small as the kernel shows all.
-    simple = stride == dilation == (1, 1) and all(
-        2 * pad + 1 == r for pad, r in zip(padding, kernel.shape[2:], strict=True)
-    )
-    small = (min(side[0], kernel.shape[2]), min(side[1], kernel.shape[3])) if simple else side
-    inside = F.conv2d(kernel.new_ones(1, 1, *small), kernel, None, stride, padding, dilation)  # (1, C, i, j)
-    inside = inside.clamp_min(torch.finfo(inside.dtype).tiny)  # a channel of zeros moves nothing
-    weights = torch.einsum("ct,cp->tp", kernel.flatten(1), 1 / inside[0].flatten(1)) / len(kernel)
+    side, size = (labels.shape[1], labels.shape[2]), (kernel.shape[2], kernel.shape[3])
+    small = side
+    present = labels[:1].sum(-1).unsqueeze(1)  # (1, 1, h, w): 1, or 0 where padding holds no label
+    if stride == dilation == (1, 1) and size == (2 * padding[0] + 1, 2 * padding[1] + 1):
+        # How far a kernel reaches beyond the map only differs near its border: a map as small as the kernel shows all.
+        small = (min(side[0], size[0]), min(side[1], size[1]))
+        present = kernel.new_ones(1, 1, *small)
+    inside = F.conv2d(present, kernel, None, stride, padding, dilation)  # (1, C, i, j)
+    scale = torch.where(inside > 0, 1 / inside, 0)  # a channel of zeros moves nothing
+    weights = torch.einsum("ct,cp->tp", kernel.flatten(1), scale[0].flatten(1)) / len(kernel)
     if small != side:
         rows, columns = (_border(*sides, kernel.device) for sides in zip(side, small, strict=True))
         weights = weights.unflatten(1, small)[:, rows][:, :, columns].flatten(1)
@@ -196,10 +195,17 @@ def residual(labels: Tensor, mixed: Tensor) -> Tensor:
 
 
 def aggregate(
-    labels: Tensor, kernel: tuple[int, int], stride: tuple[int, int] | None = None, padding: tuple[int, int] = (0, 0)
+    labels: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] | None = None,
+    padding: tuple[int, int] = (0, 0),
+    ceil: bool = False,
 ) -> Tensor:
     """Y ← Norm(ΣYᵢ) over windows of the map, as patch embedding and merging take them: (B, h, w, K) -> (B, i, j, K)."""
-    pooled = F.avg_pool2d(labels.permute(0, 3, 1, 2), kernel, stride, padding)
+    stride = stride or kernel
+    pooled = labels.permute(0, 3, 1, 2)  # columns, then rows: sums stay short, and exact to the last digits
+    pooled = F.avg_pool2d(pooled, (1, kernel[1]), (1, stride[1]), (0, padding[1]), ceil)
+    pooled = F.avg_pool2d(pooled, (kernel[0], 1), (stride[0], 1), (padding[0], 0), ceil)
     return normalise(pooled.permute(0, 2, 3, 1))
 
 

@@ -6,6 +6,7 @@ labels the way its module has just moved the tokens. The model itself is left al
 Shapes: B batch, C channels, H×W pixels, N tokens, K sources, h×w the grid of the patch embedding.
 """
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module
+from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module, load_optional
 from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
@@ -71,15 +72,16 @@ class Follower:
         path = MODELS[self.model_kind].path(model)
         self.steps = [names[module] for module in path]  # what has to fire, in order
         inside = f"{names.get(embedding_of(model), self.steps[0])}."
-        self.entry = [step for step in self.steps if f"{step}.".startswith(inside)][-1]  # after it, tokens are there
+        embedding = [step for step in self.steps if f"{step}.".startswith(inside)]
+        self.entry = embedding[-1] if embedding else self.steps[0]  # after it, tokens are there
         kinds = {module: known_module(module) for module in path}
         blocks = [module for module in path if MODULES[kinds[module]].layer]
+        if not blocks:
+            raise ValueError(f"the path of {type(model).__name__} has no block: register one with layer=True")
         left_out = set(blocks) - set(_choose(blocks, layers))
         handles: list[RemovableHandle] = []
         for module, kind in kinds.items():
             taps = {} if module in left_out else MODULES[kind].taps(module)
-            for tap, (watched, side) in taps.items():
-                handles.append(watched.register_forward_hook(_Watch(self, tap, side), prepend=True))
             plan = MODULES[kind].plan
             move = _Move(
                 self,
@@ -90,8 +92,16 @@ class Follower:
                 plan=plan(module) if plan else None,
             )
             # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
-            handles.append(module.register_forward_hook(move, prepend=True))
+            handles.append(module.register_forward_hook(move, prepend=True, with_kwargs=True))
+            # In front of it, since an adapter may watch its module itself.
+            for tap, (watched, side) in taps.items():
+                watch = _Watch(self, tap, side, _position(watched, side))
+                handles.append(watched.register_forward_hook(watch, prepend=True, with_kwargs=True))
         weakref.finalize(owner, _remove, handles)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        load_optional(self.model_kind)  # another process may not have met such a model
 
     def run(
         self,
@@ -130,8 +140,9 @@ class Follower:
                 f"labels followed {len(self.fired)} of {len(self.steps)} modules: {type(model).__name__} did not run "
                 f"{', '.join(missing) or 'each of them once, in order'}"
             )
-        heads = adapter.heads(model, arrived.values)
-        return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
+        with torch.no_grad(), torch.autocast(arrived.values.device.type, enabled=False):
+            heads = adapter.heads(model, arrived.values)
+            return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
 
     def move(self, module: nn.Module, tokens: Any, hook: "_Move") -> None:
         assert self.labels is not None
@@ -141,7 +152,8 @@ class Follower:
             label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
             rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
             seen = Seen(self.taps, rows, self.residual, label, hook.plan)
-            if adapter.layer and isinstance(tokens, Tensor) and tokens.ndim == 3:
+            is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(self.labels.values)
+            if adapter.layer and is_sequence:  # not windows, nor TNT's pixels, which are more than B
                 self.labels = seen.join(self.labels, tokens.shape[1])
             moved = (adapter.idle if hook.idle else adapter.move)(module, seen, self.labels)
             if not isinstance(moved, Labels):
@@ -153,18 +165,27 @@ class Follower:
         self.taps = {}
         self.fired.append(hook.name)
         if self.trace is not None and adapter.layer:
-            self.trace.append(Layer(hook.name, self.labels.values[..., 0], self.labels.grid))
+            share = torch.cat([self.labels.prefix, self.labels.map.flatten(1, 2)], 1)[..., 0]
+            self.trace.append(Layer(hook.name, share, self.labels.grid))
 
 
 class _Watch:
     """A hook that keeps what an adapter wants to see."""
 
-    def __init__(self, follower: Follower, tap: str, side: str) -> None:
-        self.follower, self.tap, self.side = follower, tap, side
+    def __init__(self, follower: Follower, tap: str, side: str, position: int) -> None:
+        self.follower, self.tap, self.side, self.position = follower, tap, side, position
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.follower.labels is not None:
-            self.follower.taps[self.tap] = (output if self.side == "output" else inputs[0]).detach()
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if self.follower.labels is None:
+            return
+        if self.side == "output":
+            value = output
+        elif self.side == "input":
+            value = _first(inputs, named)
+        else:
+            value = inputs[self.position] if self.position < len(inputs) else named.get(self.side)
+        if value is not None:
+            self.follower.taps[self.tap] = value.detach()
 
 
 class _Move:
@@ -174,9 +195,19 @@ class _Move:
         self.follower, self.kind, self.name = follower, kind, name
         self.last, self.idle, self.plan = last, idle, plan
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         if self.follower.labels is not None:
-            self.follower.move(module, inputs[0], self)
+            self.follower.move(module, _first(inputs, named), self)
+
+
+def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a module was called with, by place or by name."""
+    return inputs[0] if inputs else next(iter(named.values()), None)
+
+
+def _position(module: nn.Module, side: str) -> int:
+    """Where the argument that a tap wants stands in a call: 0 for "input"."""
+    return 0 if side in ("input", "output") else list(inspect.signature(module.forward).parameters).index(side)
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

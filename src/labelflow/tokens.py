@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
-EMBEDDINGS = ("patch_embed", "tokens_to_token", "patch_embed1")
+EMBEDDINGS = ("patch_embed", "tokens_to_token", "patch_embed1", "conv_proj")  # the last: torchvision's ViT
 
 
 def embedding_of(model: nn.Module) -> nn.Module | None:

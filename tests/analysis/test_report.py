@@ -70,9 +70,10 @@ def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_pat
     run.write("recipe.json", run.read("recipe.json") | {"mixer": "none"})
     (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
     assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()
-    run.write("model.json", run.read("model.json") | {"model": "test_resnet", "arguments": {"num_classes": 2}})
-    save_file(timm.create_model("test_resnet", num_classes=2).state_dict(), run / "best.safetensors")
-    assert "no adapter for timm.models.resnet.ResNet" in write_report(run.folder).read_text()
+    arguments = {"num_classes": 2, "global_pool": "max"}
+    run.write("model.json", run.read("model.json") | {"model": "test_resnet", "arguments": arguments})
+    save_file(timm.create_model("test_resnet", **arguments).state_dict(), run / "best.safetensors")
+    assert "follows labels to an average, not to global_pool=" in write_report(run.folder).read_text()
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [0.0], [5.0, 5.0], [nan, 1.0, inf, 7.5], [n / 3 for n in range(9999)]])

@@ -1,20 +1,70 @@
-"""How families of models move labels. One family, one file; importing it here registers it."""
+"""How families of models move labels. One family, one file; its line in FAMILIES registers it."""
 
-from labelflow.adapters import lvvit, patches, pooling, pvt, swin, t2t, vit
-from labelflow.adapters.registry import MODELS, MODULES, Seen, Tap, register, register_model
+from importlib import import_module
 
-__all__ = [
-    "MODELS",
-    "MODULES",
-    "Seen",
-    "Tap",
+from labelflow.adapters import graph
+from labelflow.adapters.registry import MODELS, MODULES, UNAVAILABLE, Seen, Tap, register, register_model
+
+__all__ = ["MODELS", "MODULES", "Seen", "Tap", "graph", "register", "register_model"]
+
+FAMILIES = [
+    "beit",
+    "cait",
+    "cnns",
+    "coat",
+    "conv_mixers",
+    "convit",
+    "convnext",
+    "crossvit",
+    "csatv2",
+    "davit",
+    "edgenext",
+    "efficientformer",
+    "efficientvim",
+    "efficientvit",
+    "eva",
+    "fastvit",
+    "focalnet",
+    "gcvit",
+    "hiera",
+    "hieradet_sam2",
+    "iformer",
+    "levit",
+    "lowformer",
     "lvvit",
-    "patches",
-    "pooling",
+    "map_attention",
+    "maxxvit",
+    "metaformer",
+    "mlp_mixer",
+    "mobilevit",
+    "mvitv2",
+    "naflexvit",
+    "nest",
+    "nextvit",
+    "pit",
     "pvt",
-    "register",
-    "register_model",
+    "rdnet",
+    "sequencer",
+    "shvit",
+    "swiftformer",
     "swin",
+    "swin_v2",
     "t2t",
+    "tiny_vit",
+    "tnt",
+    "torchvision",
+    "twins",
+    "visformer",
     "vit",
+    "vit_relpos",
+    "vit_sam",
+    "vlm_vit",
+    "volo",
+    "xcit",
 ]
+
+for _family in FAMILIES:
+    try:
+        import_module(f"labelflow.adapters.{_family}")
+    except ImportError as error:  # in a timm that has renamed or dropped it
+        UNAVAILABLE[_family] = str(error)

@@ -10,14 +10,20 @@ from labelflow.flow import Labels
 
 def merge(convolution: nn.Conv2d, labels: Labels) -> Labels:
     """Tokens made by a convolution carry the labels of the windows that it looks at."""
-    size, stride, padding = convolution.kernel_size, convolution.stride, convolution.padding
-    assert not isinstance(padding, str)
-    pooled = flow.aggregate(labels.map, (size[0], size[1]), (stride[0], stride[1]), (padding[0], padding[1]))
-    return labels.with_map(pooled)
+    assert not isinstance(convolution.padding, str)
+    size, stride, padding, dilation = (
+        (sides[0], sides[1])
+        for sides in (convolution.kernel_size, convolution.stride, convolution.padding, convolution.dilation)
+    )
+    if dilation != (1, 1):  # windows with holes
+        window = labels.values.new_ones(1, 1, *size)
+        return labels.with_map(flow.convolve(window, labels.map, stride, padding, dilation))
+    return labels.with_map(flow.aggregate(labels.map, size, stride, padding))
 
 
 @register(PatchEmbed, layer=False)
 def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+    labels = Labels(labels.map.flatten(1, 2), labels.grid)  # a class token of the stage before does not go through
     if module.dynamic_img_pad:
         labels = labels.with_map(flow.pad(labels.map, module.patch_size))
     return merge(module.proj, labels)

@@ -5,9 +5,10 @@ adapter* says which modules tokens pass through, in order, and which tokens the 
 by class. To add a family: one file with both, one line in `adapters/__init__.py`, one test.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,10 @@ from labelflow.flow import Labels
 
 
 class Tap(NamedTuple):
-    """A module whose output, or whose first input, an adapter wants to see."""
+    """A module whose output, whose first input, or whose argument of some name an adapter wants to see."""
 
     module: nn.Module
-    side: Literal["input", "output"] = "output"
+    side: str = "output"  # "output", "input", or the argument's name; where it is None, the tap does not fire
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class ModelAdapter:
 
 MODULES: dict[type[nn.Module], ModuleAdapter] = {}
 MODELS: dict[type[nn.Module], ModelAdapter] = {}
+UNAVAILABLE: dict[str, str] = {}  # families whose file could not be imported with this timm, and why
+OPTIONAL = {"transformers": "labelflow.adapters.huggingface"}  # imported when a model of that package is met
 
 
 def _no_taps(module: nn.Module) -> dict[str, Tap]:
@@ -124,6 +127,16 @@ def register_model(
     MODELS.update(dict.fromkeys(classes, ModelAdapter(path, heads, head_tokens)))
 
 
+def load_optional(kind: type[nn.Module]) -> None:
+    """Import the adapters of a package that labelflow does not depend on, if this class, or a parent, is one of its."""
+    packages = {parent.__module__.partition(".")[0] for parent in kind.__mro__}
+    for package in packages & OPTIONAL.keys():
+        try:
+            importlib.import_module(OPTIONAL[package])
+        except ImportError as error:
+            raise ValueError(f"labelflow follows the models of a newer {package} (transformers>=5): {error}") from error
+
+
 def known_module(module: nn.Module) -> type[nn.Module]:
     """The class under which a module is registered: its own, or a parent's."""
     return _known(module, MODULES, "@labelflow.adapters.register")
@@ -143,14 +156,17 @@ def known_model(model: nn.Module) -> type[nn.Module]:
 
 def _known(module: nn.Module, registry: Mapping[type[nn.Module], Any], how: str) -> type[nn.Module]:
     """A subclass is served by its parent's adapter as long as it overrides nothing of what the parent does."""
+    load_optional(type(module))
     inherited = type(module).__mro__
     found = next((parent for parent in inherited if parent in registry), None)
     if found is not None:
-        own = {name for kind in inherited[: inherited.index(found)] for name in vars(kind) if not name.startswith("__")}
-        if own.isdisjoint(vars(found)):
+        below, at = inherited[: inherited.index(found)], inherited[inherited.index(found) : inherited.index(nn.Module)]
+        own = {name for kind in below for name in vars(kind) if name == "__call__" or not name.startswith("__")}
+        if own.isdisjoint({"__call__", *(name for kind in at for name in vars(kind))}):
             return found
-    names = sorted(f"{kind.__module__.removeprefix('timm.models.')}.{kind.__name__}" for kind in registry)
+    names = sorted({kind.__name__ for kind in MODELS})
+    missing = "".join(f" ({family} could not be loaded: {reason})" for family, reason in UNAVAILABLE.items())
     raise ValueError(
-        f"labelflow has no adapter for {type(module).__module__}.{type(module).__name__}; there are "
-        f"{', '.join(names)}. Write one with {how} (docs/adapters.md)"
+        f"labelflow has no adapter for {type(module).__module__}.{type(module).__name__}; write one with {how} "
+        f"(docs/adapters.md). Models that it follows: {', '.join(names)}{missing}"
     )

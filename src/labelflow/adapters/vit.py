@@ -1,52 +1,106 @@
-"""Plain ViTs: DeiT, DeiT III, distilled DeiT, ViTs with registers or without a class token."""
+"""Plain ViTs: DeiT, DeiT III, distilled DeiT, CLIP's and SigLIP's, ViTs with registers, parallel blocks, or a
+convolutional network in front."""
 
-from timm.layers import Attention
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import HybridEmbed
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import (
+    Block,
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
 from torch import Tensor, nn
 
 from labelflow import flow
+from labelflow.adapters import attention
 from labelflow.adapters.registry import Seen, Tap, register, register_model
 from labelflow.flow import Labels
 
 
-def _taps(block: Block) -> dict[str, Tap]:
-    attention = block.attn
-    if type(attention) is not Attention:
-        raise ValueError(f"labelflow follows labels through timm's Attention, not {type(attention).__name__}")
+def taps(block: Block) -> dict[str, Tap]:
+    return attention.taps(block.attn)
+
+
+@register(Block, ResPostBlock, taps=taps)
+def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+    """Eq. 11; the MLP half of a block leaves labels as they are."""
+    mixed = attention.mix(module.attn, seen, labels.values)
+    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+
+
+def _taps_of_parallel(block: ParallelScalingBlock) -> dict[str, Tap]:
     return {
-        "query": Tap(attention.q_norm),
-        "key": Tap(attention.k_norm),
-        "weights": Tap(attention.attn_drop, "input"),  # only where attention is not fused
+        "query": Tap(block.q_norm),  # (B, N, A, D)
+        "key": Tap(block.k_norm),
+        "weights": Tap(block.attn_drop, "input"),  # only where attention is not fused
     }
 
 
-@register(Block, ResPostBlock, taps=_taps)
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
-    """Eq. 11; the MLP half of a block leaves labels as they are."""
-    values = labels.values
+@register(ParallelScalingBlock, taps=_taps_of_parallel)
+def parallel(module: ParallelScalingBlock, seen: Seen, labels: Labels) -> Labels:
+    """The MLP beside attention leaves labels as they are, like the one behind it does: it has no say in Norm."""
     if "weights" in seen:
-        mixed = flow.attention(seen["weights"][:, :, seen.rows], values)
+        mixed = flow.attention(seen["weights"][:, :, seen.rows], labels.values)
     else:
-        mixed = flow.attend(seen["query"][:, :, seen.rows], seen["key"], values)
-    return Labels(seen.residual(values[:, seen.rows], mixed), labels.grid)
+        mixed = flow.attend(seen["query"][:, seen.rows].transpose(1, 2), seen["key"].transpose(1, 2), labels.values)
+    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
 
 
-def _path(model: VisionTransformer) -> list[nn.Module]:
-    if not isinstance(model.patch_drop, nn.Identity):
+@register(DiffParallelScalingBlock, taps=attention.taps)
+def differential(module: DiffParallelScalingBlock, seen: Seen, labels: Labels) -> Labels:
+    mixed = attention.mix(module, seen, labels.values)
+    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+
+
+def _taps_of_things(block: ParallelThingsBlock) -> dict[str, Tap]:
+    several = [attention.taps(branch.attn, f"{i}.") for i, branch in enumerate(block.attns)]
+    return {name: tap for taps in several for name, tap in taps.items()}
+
+
+@register(ParallelThingsBlock, taps=_taps_of_things)
+def things(module: ParallelThingsBlock, seen: Seen, labels: Labels) -> Labels:
+    """Several attention branches in one sum with the shortcut: Y ← Norm(Y + A₁·Y + A₂·Y)."""
+    terms = [attention.mix(branch.attn, seen, labels.values, f"{i}.") for i, branch in enumerate(module.attns)]
+    if seen.keep_residual:
+        terms.append(labels.values[:, seen.rows])
+    return Labels(torch.stack(terms).mean(0), labels.grid)
+
+
+@register(HybridEmbed, taps=lambda module: {"map": Tap(module.proj)}, layer=False)
+def hybrid(module: HybridEmbed, seen: Seen, labels: Labels) -> Labels:
+    """A convolutional network is taken as the patch embedding that it replaces: a token's label is that of its patch,
+    however far the network looks beyond it."""
+    height, width = seen["map"].shape[2:]
+    rows = F.adaptive_avg_pool2d(labels.map.permute(0, 3, 1, 2), (height, None))  # one side, then the other: sums of
+    pooled = F.adaptive_avg_pool2d(rows, (height, width))  # a thousand pixels would lose the last digits
+    return labels.with_map(pooled.permute(0, 2, 3, 1))
+
+
+def path(model: Any, embedding: str = "patch_embed") -> list[nn.Module]:
+    """Of a VisionTransformer, and of models that are built like one."""
+    if not isinstance(getattr(model, "patch_drop", None), nn.Identity | None):
         raise ValueError("patch dropout hides which tokens are left: create the model with patch_drop_rate=0")
-    pool = [] if model.attn_pool is None else [model.attn_pool]
-    return [model.patch_embed, *model.blocks, *pool]
+    pool = getattr(model, "attn_pool", None)
+    return [getattr(model, embedding), *model.blocks, *([] if pool is None else [pool])]
 
 
-def _heads(model: VisionTransformer, labels: Tensor) -> Tensor:
-    if model.attn_pool is not None or model.global_pool == "token":  # a pooled token is in front, too
+def heads(model: Any, labels: Tensor) -> Tensor:
+    if getattr(model, "attn_pool", None) is not None or model.global_pool == "token":  # a pooled token is in front, too
         return labels[:, :1]
-    return labels[:, 0 if model.pool_include_prefix else model.num_prefix_tokens :].mean(1, keepdim=True)
+    first = 0 if getattr(model, "pool_include_prefix", False) else model.num_prefix_tokens
+    return labels[:, first:].mean(1, keepdim=True)
 
 
-def _head_tokens(model: VisionTransformer) -> int:
-    if model.global_pool not in ("token", "avg", "map"):
+def head_tokens(model: Any) -> int:
+    if getattr(model, "attn_pool", None) is not None:
+        return 0
+    if model.global_pool not in ("token", "avg"):
         raise ValueError(
             f"labelflow follows labels to a class token, an average or attention pooling, not to "
             f"global_pool={model.global_pool!r}"
@@ -54,10 +108,10 @@ def _head_tokens(model: VisionTransformer) -> int:
     return 1 if model.global_pool == "token" else 0
 
 
-register_model(VisionTransformer, path=_path, heads=_heads, head_tokens=_head_tokens)
+register_model(VisionTransformer, path=path, heads=heads, head_tokens=head_tokens)
 register_model(
     VisionTransformerDistilled,  # the class token's head, and the distillation token's
-    path=_path,
+    path=path,
     heads=lambda model, labels: labels[:, :2],
     head_tokens=lambda model: 2,
 )

@@ -1,0 +1,39 @@
+"""ConvNeXt, V1 and V2: each block is a depth-wise convolution, and an MLP that leaves labels as they are."""
+
+from timm.models.convnext import ConvNeXt, ConvNeXtBlock
+from torch import Tensor, nn
+
+from labelflow import flow
+from labelflow.adapters.averages import register_average, staged
+from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.flow import Labels
+
+
+def _check(block: ConvNeXtBlock) -> dict[str, Tap]:
+    pool = getattr(block.shortcut, "pool", None)
+    if type(block.conv_dw) is not nn.Conv2d or type(pool) not in (type(None), nn.Identity, nn.AvgPool2d):
+        raise ValueError("labelflow follows labels through ConvNeXt's blocks with symmetric padding, not with 'same'")
+    return {}
+
+
+def _shortcut(block: ConvNeXtBlock, labels: Tensor) -> Tensor:
+    """(B, h, w, K) -> (B, i, j, K)"""
+    pool = getattr(block.shortcut, "pool", None)  # none in timm's own models, which down-sample between blocks
+    if not isinstance(pool, nn.AvgPool2d):
+        return labels
+    return flow.aggregate(labels, (2, 2), block.conv_dw.stride, ceil=True)
+
+
+def _idle(module: ConvNeXtBlock, seen: Seen, labels: Labels) -> Labels:
+    return labels.with_map(_shortcut(module, labels.map))
+
+
+@register(ConvNeXtBlock, taps=_check, idle=_idle)
+def block(module: ConvNeXtBlock, seen: Seen, labels: Labels) -> Labels:
+    convolution = module.conv_dw
+    stride, padding, dilation = convolution.stride, convolution.padding, convolution.dilation
+    mixed = flow.convolve(convolution.weight, labels.map, stride, padding, dilation)
+    return labels.with_map(seen.residual(_shortcut(module, labels.map), mixed))
+
+
+register_average(ConvNeXt, path=staged)

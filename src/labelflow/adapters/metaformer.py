@@ -1,0 +1,62 @@
+"""MetaFormer: PoolFormer, ConvFormer, CAFormer; blocks that differ in their token mixer alone."""
+
+from timm.models.metaformer import Attention, Downsampling, MetaFormer, MetaFormerBlock, Pooling, SepConv, Stem
+from torch import Tensor, nn
+
+from labelflow import flow
+from labelflow.adapters import patches
+from labelflow.adapters.averages import present, register_average
+from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.flow import Labels
+
+
+def _taps(block: MetaFormerBlock) -> dict[str, Tap]:
+    mixer = block.token_mixer
+    if type(mixer) not in (Attention, Pooling, SepConv, nn.Identity):
+        raise ValueError(
+            f"labelflow follows labels through MetaFormer's Pooling, SepConv and Attention, not {type(mixer).__name__}"
+        )
+    if isinstance(mixer, Attention):
+        return {"qkv": Tap(mixer.qkv), "weights": Tap(mixer.attn_drop, "input")}  # weights: if not fused
+    return {}
+
+
+def pooled(pool: nn.AvgPool2d, labels: Tensor) -> Tensor:
+    """AvgPool(Z) - Z: of a window of n places, each neighbour weighs 1/n and the middle |1/n - 1|, as all the others
+    together: labels (B, h, w, K) -> (B, h, w, K)"""
+    assert isinstance(pool.kernel_size, int)
+    size = pool.kernel_size
+    neighbours = labels.new_ones(1, 1, size, size)
+    neighbours[..., size // 2, size // 2] = 0
+    return (labels + flow.convolve(neighbours, labels)) / 2
+
+
+def _mix(mixer: nn.Module, seen: Seen, labels: Labels) -> Labels:
+    if isinstance(mixer, Pooling):
+        return labels.with_map(pooled(mixer.pool, labels.map))
+    if isinstance(mixer, SepConv):
+        return labels.with_map(flow.convolve(mixer.dwconv.weight, labels.map, padding=mixer.dwconv.padding))
+    if not isinstance(mixer, Attention):  # nn.Identity
+        return labels
+    if "weights" in seen:
+        return Labels(flow.attention(seen["weights"], labels.values), labels.grid)
+    query, key, _ = seen["qkv"].unflatten(-1, (3, mixer.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
+    return Labels(flow.attend(query, key, labels.values), labels.grid)
+
+
+@register(MetaFormerBlock, taps=_taps)
+def block(module: MetaFormerBlock, seen: Seen, labels: Labels) -> Labels:
+    mixed = _mix(module.token_mixer, seen, labels)
+    return Labels(seen.residual(labels.values, mixed.values), labels.grid)
+
+
+@register(Stem, Downsampling, layer=False)
+def merge(module: Stem | Downsampling, seen: Seen, labels: Labels) -> Labels:
+    return patches.merge(module.conv, labels)
+
+
+def _path(model: MetaFormer) -> list[nn.Module]:
+    return [model.stem, *(module for stage in model.stages for module in present(stage.downsample, *stage.blocks))]
+
+
+register_average(MetaFormer, path=_path)

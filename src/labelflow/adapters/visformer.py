@@ -1,0 +1,44 @@
+"""Visformer: attention on maps, or 3×3 convolutions in the MLP."""
+
+from timm.models.visformer import Block, Visformer
+from torch import nn
+
+from labelflow import flow
+from labelflow.adapters import convolutions  # noqa: F401  (registers the stem's)
+from labelflow.adapters.averages import present, register_average
+from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.flow import Labels
+
+
+def _taps(block: Block) -> dict[str, Tap]:
+    if block.attn is None:
+        return {}
+    return {"qkv": Tap(block.attn.qkv), "weights": Tap(block.attn.attn_drop, "input")}  # weights: if not fused
+
+
+@register(Block, taps=_taps)
+def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+    if module.attn is not None:
+        if "weights" in seen:
+            mixed = flow.attention(seen["weights"], labels.values)
+        else:
+            qkv = seen["qkv"].flatten(2).unflatten(1, (3, module.attn.num_heads, -1))  # (B, 3, A, D, N)
+            query, key, _ = qkv.transpose(-2, -1).unbind(1)
+            mixed = flow.attend(query, key, labels.values)
+        labels = Labels(seen.residual(labels.values, mixed), labels.grid)
+    if module.mlp.conv2 is not None:
+        labels = labels.with_map(seen.residual(labels.map, flow.convolve(module.mlp.conv2.weight, labels.map)))
+    return labels
+
+
+def _path(model: Visformer) -> list[nn.Module]:
+    stem = [] if model.stem is None else [model.stem[0]]  # its convolution; norm and activation move nothing
+    return present(
+        *stem,
+        *(model.patch_embed1, *model.stage1),
+        *(model.patch_embed2, *model.stage2),
+        *(model.patch_embed3, *model.stage3),
+    )
+
+
+register_average(Visformer, path=_path, pool=lambda model: model.global_pool.pool_type)

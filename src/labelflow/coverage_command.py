@@ -1,0 +1,54 @@
+"""`labelflow coverage`: which of timm's models labels can follow."""
+
+import math
+import sys
+from pathlib import Path
+
+import timm
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional
+
+from labelflow.analysis import coverage as models
+from labelflow.engine.progress import Counted
+
+
+def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = None) -> None:
+    """Which of timm's models labels can follow: attaches all, and runs one of each kind.
+    Example: labelflow coverage "eva02*" "convnext*"
+
+    Args:
+        patterns: Model names, with * for any part; none: all of timm's models, which takes half an hour.
+        write: A Markdown file for the table.
+    """
+    names = list(dict.fromkeys(name for pattern in patterns or ("*",) for name in timm.list_models(pattern)))
+    if not names:
+        raise ValueError(f"timm has no model {' or '.join(patterns)}; put a * around a part of its name")
+    found, tried = [], {}
+    with Counted("attaching", "models", len(names)) as progress:
+        for name in names:
+            found.append(models.look(name))
+            progress.advance(1)
+    with Counted("running", "models", len(models.smallest_of_each_kind(found))) as progress:
+        for model in models.smallest_of_each_kind(found):
+            tried[model.name] = _run(model.name)
+            progress.advance(1)
+    table = Table("timm.models", "names", "aligned", "kinds run", "the others", box=None)
+    for row in models.table(found, tried):
+        table.add_row(*map(str, row))
+    Console().print(table)
+    failed = [result.name for result in tried.values() if not result.passed]
+    if failed:
+        raise ValueError(f"labels do not flow as they should, or change the logits, in {', '.join(failed)}")
+    if write:
+        write.write_text(models.page(found, tried))
+        print(f"wrote {write}")
+
+
+def _run(name: str) -> models.Tried:
+    """A model that stops with an error has not passed; the others are still tried."""
+    try:
+        return models.run(name)
+    except Exception as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return models.Tried(name, math.inf, same_logits=False)
