@@ -1,6 +1,7 @@
 # One environment (.venv) for everything: installed once, and again only when pyproject.toml changes.
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
 .PHONY: quickstart test lint bench clean
 

@@ -21,7 +21,8 @@ def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = No
         patterns: Model names, with * for any part; none: all of timm's models, which takes half an hour.
         write: A Markdown file for the table.
     """
-    names = list(dict.fromkeys(name for pattern in patterns or ("*",) for name in timm.list_models(pattern)))
+    chosen = [name for pattern in patterns for name in timm.list_models(pattern)]
+    names = list(dict.fromkeys(chosen)) if patterns else models.names_of_timm()
     if not names:
         raise ValueError(f"timm has no model {' or '.join(patterns)}; put a * around a part of its name")
     found, tried = [], {}

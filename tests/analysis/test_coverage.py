@@ -1,6 +1,7 @@
 """`labelflow coverage`: what it finds, what it writes, and that it notices labels that do not flow as they should."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,19 @@ def test_a_refused_model_says_why() -> None:
     assert coverage.smallest_of_each_kind([refused]) == []
 
 
+def test_what_cannot_be_followed_says_why() -> None:
+    assert "no classifier" in coverage.look("qwen3_vit_88m_enc").refused
+    assert "three grids" in coverage.look("coat_tiny").refused
+    assert "BilinearAttnTransform" in coverage.look("bat_resnext26ts").refused
+    assert "MobileNetV5" in coverage.look("mobilenetv5_base").refused
+
+
 def test_the_page_counts_what_timm_has() -> None:
     page = PAGE.read_text()
     if f"names** of timm {timm.__version__}:" not in page:
         pytest.skip("the page was written with another timm")
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| \d+ \|", page, re.M)
-    assert {name: int(count) for name, count, _ in rows} == {
-        name: len(timm.list_models(module=name)) for name in timm.list_modules()
-    }
+    assert {name: int(count) for name, count, _ in rows} == Counter(
+        map(coverage._architecture, coverage.names_of_timm())
+    )
     assert f"**{sum(int(aligned) for _, _, aligned in rows)} of the {sum(int(count) for _, count, _ in rows)}" in page

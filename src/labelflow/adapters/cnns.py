@@ -8,13 +8,15 @@ from importlib import import_module
 
 import torch.nn.functional as F
 from timm.layers import AttentionPool2d, RotAttentionPool2d
+from timm.layers.non_local_attn import BilinearAttnTransform
 from timm.models.byobnet import ByobNet
 from timm.models.hgnet import StemV2
+from timm.models.mobilenetv5 import MobileNetV5, MobileNetV5Encoder
 from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 
 from labelflow.adapters import convolutions, graph, map_attention, pooling  # noqa: F401
-from labelflow.adapters.registry import Seen, register, register_model
+from labelflow.adapters.registry import Seen, refuse, register, register_model
 from labelflow.flow import Labels
 
 # A file of timm.models: its models that are a chain of blocks, stems and pools; its blocks
@@ -117,6 +119,8 @@ def move_vgg_head(module: ConvMlp, seen: Seen, labels: Labels) -> Labels:
     return _vgg_head(module, labels, still=False)
 
 
+refuse(MobileNetV5, MobileNetV5Encoder, why="its fusion of scales depends on the sizes of its maps")
+refuse(BilinearAttnTransform, why="it mixes places by matrices that no hook sees")
 register_model(
     VGG,
     path=lambda model: [*graph.path(model), model.pre_logits],

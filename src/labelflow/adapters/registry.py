@@ -81,6 +81,7 @@ class ModelAdapter:
 
 MODULES: dict[type[nn.Module], ModuleAdapter] = {}
 MODELS: dict[type[nn.Module], ModelAdapter] = {}
+REFUSED: dict[type[nn.Module], str] = {}  # classes that labels cannot follow, and why
 UNAVAILABLE: dict[str, str] = {}  # families whose file could not be imported with this timm, and why
 OPTIONAL = {"transformers": "labelflow.adapters.huggingface"}  # imported when a model of that package is met
 
@@ -127,6 +128,11 @@ def register_model(
     MODELS.update(dict.fromkeys(classes, ModelAdapter(path, heads, head_tokens)))
 
 
+def refuse(*classes: type[nn.Module], why: str) -> None:
+    """Say why there is no adapter for these classes, so that the error and the table of models say it, too."""
+    REFUSED.update(dict.fromkeys(classes, why))
+
+
 def load_optional(kind: type[nn.Module]) -> None:
     """Import the adapters of a package that labelflow does not depend on, if this class, or a parent, is one of its."""
     packages = {parent.__module__.partition(".")[0] for parent in kind.__mro__}
@@ -157,6 +163,8 @@ def known_model(model: nn.Module) -> type[nn.Module]:
 def _known(module: nn.Module, registry: Mapping[type[nn.Module], Any], how: str) -> type[nn.Module]:
     """A subclass is served by its parent's adapter as long as it overrides nothing of what the parent does."""
     load_optional(type(module))
+    if type(module) in REFUSED:
+        raise ValueError(f"labels cannot follow {type(module).__name__}: {REFUSED[type(module)]}")
     inherited = type(module).__mro__
     found = next((parent for parent in inherited if parent in registry), None)
     if found is not None:

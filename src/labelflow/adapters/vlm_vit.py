@@ -3,21 +3,22 @@ merge tokens k×k before they are averaged. Encoders alone have no classifier, a
 
 from typing import Any
 
-from timm.models.deepseek_vit import DeepseekVitAligner, DeepseekVitBlock, DeepseekVitClassifier
+from timm.models.deepseek_vit import DeepseekVitAligner, DeepseekVitBlock, DeepseekVitClassifier, DeepseekVitEncoder
 from timm.models.gemma4_vit import (
     Gemma4Block,
     Gemma4PatchEmbed,
     Gemma4VisionPooler,
     Gemma4VitClassifier,
+    Gemma4VitEncoder,
     apply_multidimensional_rope,
 )
-from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitPatchMerger
+from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder, Qwen3VitPatchMerger
 from torch import nn
 
 from labelflow import flow
 from labelflow.adapters import eva, vit  # noqa: F401  (eva registers Qwen3's blocks)
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Seen, Tap, refuse, register
 from labelflow.flow import Labels
 
 register(DeepseekVitBlock, taps=vit.taps)(vit.block)
@@ -75,6 +76,7 @@ def _path(model: Any) -> list[nn.Module]:
     return [encoder.patch_embed, *encoder.blocks, *(module for module in projectors if module is not None)]
 
 
+refuse(DeepseekVitEncoder, Gemma4VitEncoder, Qwen3VitEncoder, why="it has no classifier; the classifier models do")
 register_average(
     DeepseekVitClassifier, Gemma4VitClassifier, Qwen3VitClassifier, path=_path, pool=lambda model: model.global_pool
 )

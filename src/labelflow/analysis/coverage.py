@@ -50,6 +50,11 @@ class Tried:
         return self.error < 1e-5 and self.same_logits
 
 
+def names_of_timm() -> list[str]:
+    """Without those that labelflow has registered with it."""
+    return [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
+
+
 def look(name: str) -> Found:
     """Attach labels to a model of that name, built without weights."""
     with torch.device("meta"):
@@ -85,21 +90,18 @@ def _tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def smallest_of_each_kind(found: Iterable[Found]) -> list[Found]:
-    """What has to be run, so that every kind of model is."""
+def smallest_of_each_kind(found: Iterable[Found], largest: float = 1e9) -> list[Found]:
+    """What has to be run, so that every kind of model is, if it has no more parameters than that."""
     kinds: dict[tuple[str, ...], Found] = {}
-    for model in found:
-        if not model.refused and model.parameters < kinds.get(model.kind, _LARGEST).parameters:
-            kinds[model.kind] = model
+    for model in sorted(found, key=lambda model: model.parameters):
+        if not model.refused and model.parameters <= largest:
+            kinds.setdefault(model.kind, model)
     return list(kinds.values())
-
-
-_LARGEST = Found("", "", "", (), 2**63)
 
 
 def table(found: Iterable[Found], tried: Mapping[str, Tried]) -> list[tuple[str, int, int, int, str]]:
     """For each architecture: its name, how many model names it has, how many are aligned, how many kinds of them were
-    run and passed, and what is to be said about the rest."""
+    run and passed, and what is to be said about the others."""
     architectures: dict[str, list[Found]] = defaultdict(list)
     for model in found:
         architectures[model.architecture].append(model)
@@ -134,9 +136,9 @@ def page(found: list[Found], tried: Mapping[str, Tried]) -> str:
             "",
             "This page is written by `labelflow coverage --write docs/models.md`. Every name was built without weights "
             "and attached, which looks at its real blocks. Of models of one class whose labels pass through the same "
-            f"kinds of modules, the smallest was run at its own image size, in training mode: {len(tried)} in all. Its "
-            "logits were the same with labels and without, bit by bit, and a constant share arrived as it was, to "
-            f"{worst:.0e}.",
+            f"kinds of modules, the smallest was run at its own image size, in training mode: {len(tried)} in all, none of "
+            "more than a billion parameters. Its logits were the same with labels and without, bit by bit, and a "
+            f"constant share arrived as it was, to {worst:.0e}.",
             "",
             "| timm.models | names | aligned | kinds run | the others |",
             "|---|--:|--:|--:|---|",
