@@ -136,7 +136,7 @@ def page(found: list[Found], tried: Mapping[str, Tried]) -> str:
             "",
             "This page is written by `labelflow coverage --write docs/models.md`. Every name was built without weights "
             "and attached, which looks at its real blocks. Of models of one class whose labels pass through the same "
-            f"kinds of modules, the smallest was run at its own image size, in training mode: {len(tried)} in all, none "
+            f"kinds of modules, the smallest was run at its own size of images, in training mode: {len(tried)}, none "
             "of more than a billion parameters. Its logits were the same with labels and without, bit by bit, and a "
             f"constant share arrived as it was, to {worst:.0e}.",
             "",
