@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from families import SOME, dense_label
-from helpers import FAMILIES, box_mix, build, images_for
+from helpers import FAMILIES, box_mix, build, images_for, sharpen
 
 
 class _Reversed(timm.models.vision_transformer.Block):
@@ -113,6 +113,22 @@ def test_randomness_of_the_model_is_its_own(family: str) -> None:
     torch.manual_seed(7)
     logits, _ = lf.Aligned(model)(images, box_mix(images).share)
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    "family", ["vit", "swin", "pvt", "pvt v2", "lvvit", "t2t performer", "t2t transformer", "cait", "convnext"]
+)
+def test_drop_path_draws_the_same(family: str) -> None:
+    """timm makes these modules only where there is something to drop."""
+    name, arguments, _ = FAMILIES[family]
+    model = sharpen(timm.create_model(name, **arguments, drop_path_rate=0.5)).train()
+    images = images_for(family)
+    torch.manual_seed(7)
+    expected = model(images)
+    torch.manual_seed(7)
+    logits, _ = lf.Aligned(model)(images, box_mix(images).share)
+    assert torch.equal(logits, expected)
+    assert not torch.equal(model(images), expected)  # or nothing was drawn
 
 
 @pytest.mark.parametrize("family", ["vit", "vit, unfused", "swin", "swin, fused", "pvt", "pvt, unfused"])

@@ -19,13 +19,18 @@ def _fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("family", [*SOME, "deit distilled", "swin, padded, fused"])
-def test_no_graph_break(family: str) -> None:
+DEEPER = ("vit", "deit distilled", "swin", "swin, padded, fused", "pvt", "pvt v2")
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"), [*((family, "eager") for family in SOME), *((family, "aot_eager") for family in DEEPER)]
+)
+def test_no_graph_break(family: str, backend: str) -> None:
     model, images = build(family), images_for(family)
     share = box_mix(images).share
     aligned = lf.Aligned(model)
     expected = aligned(images, share)
-    logits, arrived = torch.compile(aligned, fullgraph=True, backend="eager")(images, share)
+    logits, arrived = torch.compile(aligned, fullgraph=True, backend=backend)(images, share)
     assert_close(logits, expected[0], atol=1e-5, rtol=1e-5)
     assert_close(arrived, expected[1], atol=1e-6, rtol=0)
     assert torch.equal(model(images), expected[0])  # nothing left behind

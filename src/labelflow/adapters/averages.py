@@ -17,10 +17,19 @@ def check(pool: str) -> int:
     return 0
 
 
+def pool_of(model: Any) -> str:
+    """What a model's pooling module says, its own or its head's."""
+    for owner in (model, getattr(model, "head", None)):
+        pool: Any = getattr(owner, "global_pool", None)
+        if hasattr(pool, "pool_type"):
+            return pool.pool_type
+    raise ValueError(f"{type(model).__name__} does not say how it pools: there is no global_pool")
+
+
 def register_average(
     *classes: type[nn.Module],
     path: Callable[[Any], list[nn.Module]],
-    pool: Callable[[Any], str] = lambda model: model.head.global_pool.pool_type,
+    pool: Callable[[Any], str] = pool_of,
 ) -> None:
     """`register_model`, for models that end with an average; `pool` says what a model really does."""
     register_model(

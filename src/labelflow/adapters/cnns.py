@@ -16,6 +16,7 @@ from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 
 from labelflow.adapters import convolutions, graph, map_attention, pooling  # noqa: F401
+from labelflow.adapters.averages import check, pool_of, register_average
 from labelflow.adapters.registry import Seen, refuse, register, register_model
 from labelflow.flow import Labels
 
@@ -72,12 +73,12 @@ def _classes(file: str, names: str) -> list[type[nn.Module]]:
 
 for _file, (_models, _blocks) in CHAINS.items():
     graph.follow(*_classes(_file, _blocks))
-    register_model(*_classes(_file, _models), path=graph.path, heads=graph.average, head_tokens=graph.check_average)
+    register_average(*_classes(_file, _models), path=graph.path)
 
 for _file, _name in WHOLE.items():
     (_model,) = _classes(_file, _name)
     register(_model, taps=graph.taps, plan=graph.trace_features, idle=graph.idle)(graph.move)
-    register_model(_model, path=lambda model: [model], heads=graph.average, head_tokens=graph.check_average)
+    register_average(_model, path=lambda model: [model])
 
 register(StemV2, plan=graph.trace, layer=False)(graph.embed)
 
@@ -89,13 +90,15 @@ def _byob_path(model: ByobNet) -> list[nn.Module]:
 
 def _byob_heads(model: ByobNet, labels: Tensor) -> Tensor:
     pooled = isinstance(model.head, AttentionPool2d | RotAttentionPool2d)
-    return labels[:, :1] if pooled else graph.average(model, labels)
+    return labels[:, :1] if pooled else labels.mean(1, keepdim=True)
 
 
 def _byob_check(model: ByobNet) -> int:
-    if getattr(model.head, "pool_type", "token") != "token":
+    if not isinstance(model.head, AttentionPool2d | RotAttentionPool2d):
+        return check(pool_of(model))
+    if model.head.pool_type != "token":
         raise ValueError(f"labelflow follows labels to a pooled token, not to global_pool={model.head.pool_type!r}")
-    return graph.check_average(model)
+    return 0
 
 
 register_model(ByobNet, path=_byob_path, heads=_byob_heads, head_tokens=_byob_check)
@@ -121,9 +124,4 @@ def move_vgg_head(module: ConvMlp, seen: Seen, labels: Labels) -> Labels:
 
 refuse(MobileNetV5, MobileNetV5Encoder, why="its fusion of scales depends on the sizes of its maps")
 refuse(BilinearAttnTransform, why="it mixes places by matrices that no hook sees")
-register_model(
-    VGG,
-    path=lambda model: [*graph.path(model), model.pre_logits],
-    heads=graph.average,
-    head_tokens=graph.check_average,
-)
+register_average(VGG, path=lambda model: [*graph.path(model), model.pre_logits])

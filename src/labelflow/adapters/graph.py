@@ -19,13 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from timm import layers
 from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import convolutions
 from labelflow.adapters.graph_rules import Step, Tracer
-from labelflow.adapters.registry import MODULES, Move, Seen, Tap, known_module, register
+from labelflow.adapters.registry import MODULES, Move, Seen, Tap, adapter_of, known_module, register
 from labelflow.flow import Labels
 
 
@@ -47,24 +46,14 @@ def path(model: nn.Module) -> list[nn.Module]:
     return [model.get_submodule(step.module) for step in steps[1:]]
 
 
-def average(model: nn.Module, labels: Tensor) -> Tensor:
-    """For `register_model`: what a classifier reads that averages over the map, (B, N, K) -> (B, 1, K)."""
-    return labels.mean(1, keepdim=True)
-
-
-def check_average(model: nn.Module) -> int:
-    """For `register_model`, as `head_tokens`: refuses other pooling than an average."""
-    for module in model.modules():
-        if isinstance(module, layers.SelectAdaptivePool2d) and module.pool_type not in ("avg", "fast", "fastavg"):
-            raise ValueError(f"labelflow follows labels to an average, not to global_pool={module.pool_type!r}")
-    return 0
-
-
 def taps(module: nn.Module) -> dict[str, Tap]:
     """What the adapters of modules inside of it want to see: `attn/query`."""
-    inside = {name: part for name, part in module.named_modules() if name and type(part) in MODULES}
+    inside = [(name, part, adapter_of(part)) for name, part in module.named_modules() if name]
     return {
-        f"{name}/{tap}": where for name, part in inside.items() for tap, where in MODULES[type(part)].taps(part).items()
+        f"{name}/{tap}": where
+        for name, part, adapter in inside
+        if adapter is not None
+        for tap, where in adapter.taps(part).items()
     }
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx import Node
 
 from labelflow.adapters.graph_nodes import argument, channels_of, dims_of, name_of, places_of, window_of
-from labelflow.adapters.registry import MODULES, known_module
+from labelflow.adapters.registry import adapter_of, known_module
 
 
 class Step(NamedTuple):
@@ -77,7 +77,7 @@ class Tracer(torch.fx.Tracer):
         self.whole_blocks = whole_blocks
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        adapter = next((MODULES[kind] for kind in type(m).__mro__ if kind in MODULES), None)
+        adapter = adapter_of(m)
         if adapter is not None:
             return self.whole_blocks or adapter.plan is None
         ruled = isinstance(m, (*GLOBAL, layers.SplitAttn, *layers.get_notrace_modules()))

@@ -6,7 +6,8 @@ from timm.models.mlp_mixer import MixerBlock, MlpMixer, ResBlock, SpatialGatingB
 from torch import Tensor
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.averages import register_average
+from labelflow.adapters.registry import Seen, Tap, register
 from labelflow.flow import Labels
 
 
@@ -51,15 +52,4 @@ def gated(module: SpatialGatingBlock, seen: Seen, labels: Labels) -> Labels:
     return Labels(seen.residual(labels.values, torch.lerp(labels.values, mixed, 0.5)), labels.grid)
 
 
-def _head_tokens(model: MlpMixer) -> int:
-    if model.global_pool != "avg":
-        raise ValueError(f"labelflow follows labels to an average, not to global_pool={model.global_pool!r}")
-    return 0
-
-
-register_model(
-    MlpMixer,
-    path=lambda model: [model.stem, *model.blocks],
-    heads=lambda model, labels: labels.mean(1, keepdim=True),
-    head_tokens=_head_tokens,
-)
+register_average(MlpMixer, path=lambda model: [model.stem, *model.blocks], pool=lambda model: model.global_pool)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import patches
+from labelflow.adapters.averages import register_average
 from labelflow.adapters.registry import Seen, Tap, register, register_model
 from labelflow.flow import Labels
 from labelflow.models import pvt
@@ -63,21 +64,10 @@ def _path_v2(model: pvt_v2.PyramidVisionTransformerV2) -> list[nn.Module]:
     return [model.patch_embed, *(module for stage in stages for module in stage if module is not None)]
 
 
-def _head_tokens_v2(model: pvt_v2.PyramidVisionTransformerV2) -> int:
-    if model.global_pool != "avg":
-        raise ValueError(f"labelflow follows labels to an average, not to global_pool={model.global_pool!r}")
-    return 0
-
-
 register_model(
     pvt.PyramidVisionTransformer,
     path=lambda model: [module for embed, _, blocks in model.stages for module in (embed, *blocks)],
     heads=lambda model, labels: labels[:, :1],
     head_tokens=lambda model: 1,
 )
-register_model(
-    pvt_v2.PyramidVisionTransformerV2,
-    path=_path_v2,
-    heads=lambda model, labels: labels.mean(1, keepdim=True),
-    head_tokens=_head_tokens_v2,
-)
+register_average(pvt_v2.PyramidVisionTransformerV2, path=_path_v2, pool=lambda model: model.global_pool)

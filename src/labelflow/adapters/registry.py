@@ -143,6 +143,11 @@ def load_optional(kind: type[nn.Module]) -> None:
             raise ValueError(f"labelflow follows the models of a newer {package} (transformers>=5): {error}") from error
 
 
+def adapter_of(module: nn.Module) -> ModuleAdapter | None:
+    """That of its class, or of a parent, whatever it overrides."""
+    return next((MODULES[kind] for kind in type(module).__mro__ if kind in MODULES), None)
+
+
 def known_module(module: nn.Module) -> type[nn.Module]:
     """The class under which a module is registered: its own, or a parent's."""
     return _known(module, MODULES, "@labelflow.adapters.register")

@@ -65,7 +65,7 @@ def look(name: str) -> Found:
         aligned = Aligned(model)
     except Exception as error:  # a refusal, or a mistake of ours: the table says so, and the walk goes on
         return Found(*facts, (), parameters, str(error))
-    parts = Counter(type(model.get_submodule(step)).__name__ for step in aligned.follower.steps)
+    parts = {type(model.get_submodule(step)).__name__ for step in aligned.follower.steps}
     return Found(*facts, tuple(sorted(parts)), parameters)
 
 
@@ -99,16 +99,16 @@ def smallest_of_each_kind(found: Iterable[Found], largest: float = 1e9) -> list[
     return list(kinds.values())
 
 
-def table(found: Iterable[Found], tried: Mapping[str, Tried]) -> list[tuple[str, int, int, int, str]]:
+def table(found: list[Found], tried: Mapping[str, Tried]) -> list[tuple[str, int, int, int, str]]:
     """For each architecture: its name, how many model names it has, how many are aligned, how many kinds of them were
     run and passed, and what is to be said about the others."""
     architectures: dict[str, list[Found]] = defaultdict(list)
     for model in found:
         architectures[model.architecture].append(model)
+    passed = {model.kind for model in found if model.name in tried and tried[model.name].passed}
     rows = []
     for architecture, models in sorted(architectures.items()):
         kinds = {model.kind for model in models if not model.refused}
-        passed = {model.kind for model in found if model.name in tried and tried[model.name].passed}
         reasons = Counter(_short(model.refused) for model in models if model.refused)
         told = "; ".join(f"{count} × {reason}" if len(models) > count else reason for reason, count in reasons.items())
         aligned = sum(not model.refused for model in models)
