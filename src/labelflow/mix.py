@@ -30,6 +30,8 @@ class Mix:
     partner: Tensor  # (B,) long: the index of the image that each one is mixed with
     share: Tensor  # (B, 1, H, W) float32 in [0, 1]: how much of each pixel is one's own
     at: Literal["image", "tokens"] = "image"  # where it happens: to pixels, or to tokens after the patch embedding
+    sources: Tensor | None = None  # (B, 2, h, w) long: for mixers that move cells of an image, the cell that each cell
+    # shows, of the own image and of the partner's, counted row by row. None: everything stays at its place
 
     def __post_init__(self) -> None:
         if self.share.ndim != 4 or self.share.shape[1] != 1:
@@ -41,6 +43,10 @@ class Mix:
                 f"partner must have the shape (B,) = ({self.share.shape[0]},) to fit share, "
                 f"not {tuple(self.partner.shape)}"
             )
+        if self.sources is not None and (self.sources.ndim != 4 or self.sources.shape[:2] != (len(self.partner), 2)):
+            raise ValueError(f"sources must have the shape (B, 2, h, w), not {tuple(self.sources.shape)}")
+        if self.sources is not None and self.at == "tokens":
+            raise ValueError("sources move pixels; a mix of tokens has none")
 
     def __repr__(self) -> str:
         batch, _, height, width = self.share.shape
@@ -62,7 +68,15 @@ class Mix:
             raise ValueError(f"images must be floating point to be mixed, not {images.dtype}; normalise them first")
         if self.at == "tokens":
             return images
-        return torch.lerp(images[self.partner], images, self.share.to(images.dtype))
+        return torch.lerp(self.pasted(images), self.own(images), self.share.to(images.dtype))
+
+    def own(self, maps: Tensor) -> Tensor:
+        """What belongs to the places of the own image, (B, C, H, W), where they lie in the mixed one."""
+        return maps if self.sources is None else _moved(maps, self.sources[:, 0])
+
+    def pasted(self, maps: Tensor) -> Tensor:
+        """What belongs to the places of the partner's image, (B, C, H, W), where they lie in the mixed one."""
+        return maps[self.partner] if self.sources is None else _moved(maps[self.partner], self.sources[:, 1])
 
     def apply_to_tokens(self, tokens: Tensor) -> Tensor:
         """Mix tokens (B, h·w, D) that lie on a grid, row by row: Eq. 5 of Token Labeling."""
@@ -99,3 +113,15 @@ class Mix:
     def tokens(self, grid: tuple[int, int]) -> Tensor:
         """How much of each token is one's own, (B, h, w): its area fraction, for any grid."""
         return F.adaptive_avg_pool2d(self.share, grid).squeeze(1)
+
+
+def _moved(maps: Tensor, sources: Tensor) -> Tensor:
+    """Maps (B, C, H, W) whose cells, h×w of them, show other cells (B, h, w)."""
+    batch, channels, height, width = maps.shape
+    rows, columns = sources.shape[1:]
+    if height % rows or width % columns:
+        raise ValueError(f"a map of {height}×{width} does not divide into the {rows}×{columns} cells that were moved")
+    cells = maps.reshape(batch, channels, rows, height // rows, columns, width // columns)
+    cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, h·w, C, H/h, W/w)
+    taken = cells[torch.arange(batch, device=maps.device)[:, None], sources.flatten(1)]
+    return taken.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5).reshape(maps.shape)

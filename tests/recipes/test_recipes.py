@@ -12,11 +12,10 @@ from labelflow.data import Data, check_groups, open_source
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
-from labelflow.mixers import CutMix, MixUp
+from labelflow.mixers import CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
 from labelflow.spec import parse
 from labelflow.tasks import Classification, Recipe
-from labelflow.tasks.classify import make_mixer
 
 # TL-Align, Table 9: epochs, warm-up, LR, weight decay, EMA decay, MixUp, CutMix, switch probability, erasing, top-1
 TABLE_9 = {

@@ -15,8 +15,7 @@ from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.run import Run, whole_file
 from labelflow.labels import Store
-from labelflow.mixers import NoMix
-from labelflow.tasks.classify import make_mixer
+from labelflow.mixers import NoMix, make_mixer
 from labelflow.tasks.runs import Loaded, load_run
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings

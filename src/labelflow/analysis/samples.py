@@ -10,14 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from labelflow.align import Aligned
+from labelflow.align import Aligned, Student
 from labelflow.chance import generator
 from labelflow.data import Data, Stream, eval_transform, open_source
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Draw, Views
+from labelflow.guides import Mixing, Scene
+from labelflow.loss import soft_labels
 from labelflow.mix import Mix
-from labelflow.mixers import Mixer
-from labelflow.tasks.classify import check_classes, make_mixer
+from labelflow.tasks.classify import check_classes
 from labelflow.tasks.runs import Loaded
 
 PAIRS = 4
@@ -57,10 +58,11 @@ class Sample:
 @torch.no_grad()
 def mixed_samples(loaded: Loaded, mixer: str) -> list[Sample]:
     """Pairs of evaluation images, mixed and seen by a run's model; the same each time."""
-    aligned, make_mix = Aligned(loaded.model), make_mixer(mixer)
+    aligned, student, mixing = Aligned(loaded.model), Student(loaded.model), Mixing(mixer)
     samples = []
     for number, (images, labels) in enumerate(_pairs(loaded)):
-        mix = _draw(make_mix, images, number)
+        data, classes = loaded.recipe.data, soft_labels(torch.tensor(labels), len(loaded.classes))
+        mix = _draw(mixing, Scene(images, classes, student, data.mean, data.std), number)
         mixed, share = mix.apply(images)[:1], mix.share[:1]
         logits, arrived = aligned(mixed, share)
         chances, places = logits[0].softmax(0).topk(min(2, len(loaded.classes)))
@@ -99,9 +101,9 @@ def _pairs(loaded: Loaded) -> list[tuple[Tensor, tuple[int, int]]]:
     return pairs
 
 
-def _draw(mixer: Mixer, images: Tensor, number: int) -> Mix:
+def _draw(mixing: Mixing, scene: Scene, number: int) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one; each is the other's partner."""
-    draws = [mixer(images, generator(number, attempt)) for attempt in range(DRAWS)]
+    draws = [mixing(scene, generator(number, attempt))[0] for attempt in range(DRAWS)]
     mix = next((mix for mix in draws if 0.2 <= mix.lam[0] <= 0.8), draws[0])
     return replace(mix, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
 

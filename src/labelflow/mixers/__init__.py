@@ -1,11 +1,12 @@
 """Ways to mix images. One strategy, one file, one line here."""
 
-from labelflow.mixers.base import Mixer
+from labelflow.mixers.base import Guided, Mixer
 from labelflow.mixers.choose import Choose
 from labelflow.mixers.cutmix import CutMix
 from labelflow.mixers.mixtoken import MixToken
 from labelflow.mixers.mixup import MixUp, NoMix
 from labelflow.mixers.patches import BlockPatches, RandomPatches
+from labelflow.spec import build, mixture
 
 MIXERS: dict[str, type] = {
     "cutmix": CutMix,
@@ -16,4 +17,25 @@ MIXERS: dict[str, type] = {
     "none": NoMix,
 }
 
-__all__ = ["MIXERS", "BlockPatches", "Choose", "CutMix", "MixToken", "MixUp", "Mixer", "NoMix", "RandomPatches"]
+
+def make_mixer(text: str) -> Mixer | Guided:
+    """`cutmix(alpha=1.0)`, or several in turn: `0.5*mixup + 0.5*cutmix`."""
+    parts = [(weight, build(name, MIXERS, "mixer")) for weight, name in mixture(text)]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    return Choose([mixer for _, mixer in parts], [weight for weight, _ in parts])
+
+
+__all__ = [
+    "MIXERS",
+    "BlockPatches",
+    "Choose",
+    "CutMix",
+    "Guided",
+    "MixToken",
+    "MixUp",
+    "Mixer",
+    "NoMix",
+    "RandomPatches",
+    "make_mixer",
+]

@@ -3,10 +3,13 @@
 A mixer is called with images (B, C, H, W) and returns a `Mix`; it reads the images' shape and device and changes
 nothing. Everything random is drawn on the generator's device, the CPU if there is none, so that the same seed gives the
 same mix on any device.
+
+A mixer that has to know what matters in an image is handed it, `importance` (B, h, w), and says in `guide` who tells:
+the image itself, a CNN, a gradient, attention (labelflow.guides).
 """
 
 import math
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -20,6 +23,15 @@ class Mixer(Protocol):
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix: ...
 
 
+@runtime_checkable
+class Guided(Protocol):
+    """A mixer that is shown what matters in each image before."""
+
+    guide: str  # a name in labelflow.guides.GUIDES, with arguments where wanted
+
+    def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix: ...
+
+
 def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int, int]:
     """B, H, W"""
     if generator is not None and not isinstance(generator, Generator):
@@ -29,6 +41,15 @@ def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int,
     if images.ndim != 4:
         raise ValueError(f"a mixer takes images of shape (B, C, H, W), not {tuple(images.shape)}")
     return images.shape[0], images.shape[2], images.shape[3]
+
+
+def check_importance(importance: Tensor, images: Tensor) -> Tensor:
+    """(B, h, w), of any size, as float32 from 0 on; what is not a number counts for nothing."""
+    if importance.ndim != 3 or len(importance) != len(images):
+        raise ValueError(
+            f"importance must have the shape (B, h, w) with B = {len(images)}, not {tuple(importance.shape)}"
+        )
+    return importance.detach().float().nan_to_num(0.0).clamp(min=0.0)
 
 
 def check_alpha(alpha: float) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from labelflow.mix import Mix
-from labelflow.mixers.base import Mixer, check_images, draw_uniform
+from labelflow.mixers.base import Guided, Mixer, check_images, draw_uniform
 from labelflow.mixers.mixup import NoMix
 
 
@@ -19,29 +19,46 @@ class Choose:
     >>> mix = sometimes(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
     """
 
-    def __init__(self, mixers: Sequence[Mixer], probabilities: Sequence[float], *, per_sample: bool = False) -> None:
+    def __init__(
+        self, mixers: Sequence[Mixer | Guided], probabilities: Sequence[float], *, per_sample: bool = False
+    ) -> None:
         if not mixers or len(mixers) != len(probabilities):
             raise ValueError(
                 f"Choose needs a probability for each mixer, not {len(probabilities)} for {len(mixers)} mixers"
             )
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-6):
             raise ValueError(f"probabilities must not be negative and must sum to 1, not {list(probabilities)}")
+        if per_sample and any(isinstance(mixer, Guided) for mixer in mixers):
+            raise ValueError("a mixer that is shown what matters first can't be chosen per sample; choose per batch")
         self.mixers = list(mixers)
         self.probabilities = list(probabilities)
         self.per_sample = per_sample
 
+    def pick(self, generator: Generator | None = None) -> Mixer | Guided:
+        """The mixer of a batch; for a choice per sample, this one."""
+        return self if self.per_sample else self.mixers[int(self._draw(1, generator))]
+
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, _, _ = check_images(images, generator)
-        draws = draw_uniform((batch if self.per_sample else 1,), generator)
-        edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
-        choice = torch.bucketize(draws, edges, right=True)  # (B,) or (1,)
         if not self.per_sample:
-            return self.mixers[int(choice)](images, generator)
-        mixes = [mixer(images, generator) for mixer in self.mixers]
+            mixer = self.pick(generator)
+            if isinstance(mixer, Guided):
+                raise ValueError(
+                    f"{type(mixer).__name__} needs importance: call pick(generator), and then what it picks"
+                )
+            return mixer(images, generator)
+        choice = self._draw(batch, generator)
+        mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, Guided)]  # which has none
         at = {mix.at for mix, mixer in zip(mixes, self.mixers, strict=True) if not isinstance(mixer, NoMix)}
         if len(at) > 1:
             raise ValueError("one batch can't mix pixels for some images and tokens for others; choose per batch")
         choice, sample = choice.to(images.device, non_blocking=True), torch.arange(batch, device=images.device)
         partner = torch.stack([mix.partner for mix in mixes])[choice, sample]
         share = torch.stack([mix.share for mix in mixes])[choice, sample]
-        return Mix(partner, share, *at)
+        return Mix(partner, share, "tokens" if "tokens" in at else "image")
+
+    def _draw(self, count: int, generator: Generator | None) -> Tensor:
+        """Places in the list of mixers, (count,)"""
+        draws = draw_uniform((count,), generator)
+        edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
+        return torch.bucketize(draws, edges, right=True)

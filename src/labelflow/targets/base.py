@@ -15,6 +15,7 @@ class Truth(NamedTuple):
 
     classes: Tensor  # (B, C): soft labels
     dense: TokenLabels | None = None  # what an annotator saw in them, for targets that say `dense = True`
+    clean: Tensor | None = None  # (B, C): the model's own logits for them, where the mixer's guide asked the model
 
 
 class Target(Protocol):

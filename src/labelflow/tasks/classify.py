@@ -16,11 +16,11 @@ from torch import Generator, Tensor, nn
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Training
+from labelflow.guides import Mixing, Scene
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
-from labelflow.mixers import MIXERS, Choose, Mixer
 from labelflow.models.create import create
-from labelflow.spec import build, mixture, parse
+from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 
 
@@ -51,13 +51,6 @@ class Recipe:
             own = {one.name for one in fields(part)} & settings.keys()
             parts[name] = replace(part, **{key: settings.pop(key) for key in own})
         return replace(self, **settings, **parts)
-
-
-def make_mixer(text: str) -> Mixer:
-    parts = [(weight, build(name, MIXERS, "mixer")) for weight, name in mixture(text)]
-    if len(parts) == 1 and parts[0][0] == 1:
-        return parts[0][1]
-    return Choose([mixer for _, mixer in parts], [weight for weight, _ in parts])
 
 
 class Evaluation:
@@ -95,7 +88,7 @@ class Classification(Evaluation):
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
-        self.mixer = make_mixer(recipe.mixer)
+        self.mixing = Mixing(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
         _check_labels(recipe, self.target)
         super().__init__(recipe.data, recipe.training.eval_batch or recipe.training.group, tell)
@@ -155,7 +148,10 @@ class Classification(Evaluation):
         smoothing, classes = self.recipe.smoothing, len(self.classes)
         dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
-        mix = self.mixer(batch.images, generator)
+        data = self.recipe.data
+        # Guides ask the bare student: no process waits for another.
+        mix, look = self.mixing(Scene(batch.images, truth.classes, self.student, data.mean, data.std), generator)
+        truth = truth._replace(clean=look.logits if look else None)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
 
 

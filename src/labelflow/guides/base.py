@@ -1,0 +1,39 @@
+"""What tells a mixer where the important parts of an image are.
+
+Shapes: B batch, C classes, H×W pixels, h×w any map.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from labelflow.align import Student
+
+
+class Scene(NamedTuple):
+    """A batch before it is mixed, and the model that is trained."""
+
+    images: Tensor  # (B, 3, H, W), normalised
+    classes: Tensor  # (B, C): soft labels
+    student: Student
+    mean: tuple[float, ...]  # of the colour channels, with which the images were normalised
+    std: tuple[float, ...]
+
+    @property
+    def colours(self) -> Tensor:
+        """The images as they were, (B, 3, H, W) in [0, 1]."""
+        mean, std = (self.images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
+        return (self.images.detach() * std + mean).clamp(0, 1)
+
+
+class Look(NamedTuple):
+    """What a guide saw in the unmixed images."""
+
+    importance: Tensor  # (B, h, w) from 0 on, without a gradient
+    logits: Tensor | None = None  # (B, C): the model's answers, where it was asked
+
+
+class Guide(Protocol):
+    parameters: int  # of a model that it runs beside the one that is trained
+
+    def __call__(self, scene: Scene) -> Look: ...
