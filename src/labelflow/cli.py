@@ -19,11 +19,13 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.analysis import write_report
+from labelflow.compare_command import Compare, run_compare
 from labelflow.coverage_command import coverage
 from labelflow.data.images import read
 from labelflow.engine import Interrupted
 from labelflow.label_commands import LABEL_COMMANDS
 from labelflow.recipes import RECIPES, find
+from labelflow.recipes.methods import METHODS
 from labelflow.spec import known
 from labelflow.tasks import Annotate, Recipe, annotate_data, differences, evaluate_run, load_run, predict, train_run
 
@@ -41,7 +43,7 @@ def list_recipes(pattern: Positional[str] = "") -> None:
     if not table.row_count:
         raise ValueError(f"no recipe's name holds {pattern!r}; labelflow list shows all")
     console = Console()
-    console.print(table, width=None if console.is_terminal else 120, crop=False)
+    (console if console.is_terminal else Console(width=160)).print(table)
 
 
 def show(recipe: Positional[str]) -> None:
@@ -95,6 +97,24 @@ def train(name: str, args: Sequence[str]) -> None:
     if entry.name == "quickstart":
         print("  compare it     labelflow train quickstart_cutmix")
         print("  your images    labelflow train small_vit_tl_align --data FOLDER")
+
+
+def compare(name: str, args: Sequence[str]) -> None:
+    """The same training under several methods and seeds, in one table.
+    Example: labelflow compare small_vit_cutmix cutmix tl_align --data my/photos --seeds 0 1 2 --out compare/photos"""
+    entry = find(name)
+    default = Compare(("cutmix", "tl_align"), entry.recipe, Path("compare") / name)
+    about = (
+        f"The recipe {name} under several methods and seeds: a table of accuracies with their spread, of speed and "
+        f"memory, a plot, compare.html. What is finished is reused, what was interrupted goes on. Methods: "
+        f"{', '.join(METHODS)}. Example: labelflow compare {name} cutmix tl_align --seeds 0 1 2"
+    )
+    options = _parse(Compare, args, f"labelflow compare {name}", default=default, description=about)
+    try:
+        run_compare(name, options)
+    except (Interrupted, KeyboardInterrupt):
+        print("interrupted, and saved. The same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def evaluate(
@@ -167,6 +187,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "list": list_recipes,
     "show": show,
     "train": train,
+    "compare": compare,
     "eval": evaluate,
     "predict": classify,
     "report": report,
@@ -191,15 +212,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             name = known(rest[0], found, f"command of labelflow {command}")
             _parse(found[name], rest[1:], f"labelflow {command} {name}")()
-        elif command != "train":
+        elif command not in ("train", "compare"):
             _parse(found, rest, f"labelflow {command}")()
         elif not rest or rest[0].startswith("-"):
+            how = f"labelflow {command} RECIPE {'METHODS ' * (command == 'compare')}[settings]"
             if rest and rest[0] not in ("-h", "--help"):
-                raise ValueError("name the recipe first: labelflow train RECIPE [settings]; labelflow list shows them")
-            print(f"usage: labelflow train RECIPE [settings]\n\n{train.__doc__}\n\nlabelflow list shows the recipes, ")
-            print("labelflow train RECIPE --help their settings.")
+                raise ValueError(f"name the recipe first: {how}; labelflow list shows them")
+            print(f"usage: {how}\n\n{found.__doc__}\n\nlabelflow list shows the recipes, ")
+            print(f"labelflow {command} RECIPE --help their settings.")
         else:
-            train(rest[0], rest[1:])
+            found(rest[0], rest[1:])
     except torch.OutOfMemoryError:
         print("labelflow: the device is out of memory; choose a smaller --group, or --checkpointing", file=sys.stderr)
         return 2

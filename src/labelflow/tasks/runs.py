@@ -27,18 +27,19 @@ from labelflow.tasks.classify import Classification, Evaluation, Recipe, check_c
 FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
-def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "") -> dict[str, float]:
+def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "", quiet: bool = False) -> dict[str, float]:
     """Train a recipe in a folder; returns the metrics of the last evaluation."""
     accelerator = make_accelerator(recipe.training, folder)
     run = Run(folder)
     check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
     _check_folder(run, recipe, resume)
     accelerator.wait_for_everyone()
-    with Progress(quiet=not accelerator.is_main_process) as progress:
+    with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.model}, {recipe.mixer}, {recipe.target}, in {folder}")
         with accelerator.local_main_process_first():  # which downloads what is not there
             task = Classification(recipe, progress.say)
-        card = {**task.card, "samples": task.samples, "labels": task.labels}
+        parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
+        card = {**task.card, "samples": task.samples, "labels": task.labels, "parameters": parameters}
         if (run / "model.json").exists():
             before = run.read("model.json")
             check_classes(before["classes"], task.classes, f"the data for {folder}")

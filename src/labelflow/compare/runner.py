@@ -1,0 +1,82 @@
+"""Runs cells: each in a process of its own, several at once where wanted, or all in the processes of `torchrun`.
+
+The same comparison may be started several times at once, on one GPU each, say: a cell that another one works at is
+left to it.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from labelflow.compare.cells import Cell, Result, run_cell
+
+
+def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Result | None], None]) -> None:
+    """Train all of them. `done` is told as each is finished, None of one that is left to another program; what is
+    finished when one fails is kept."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if jobs > 1:
+            raise ValueError("launched processes share each cell: leave --jobs at 1")
+        for cell in cells:
+            done(cell, run_cell(cell, out))
+        return
+    context = multiprocessing.get_context("forkserver")  # its processes start with everything imported
+    assert isinstance(context, ForkServerContext)
+    context.set_forkserver_preload(["labelflow.compare.runner"])
+    # A process for each cell: none inherits another's memory.
+    with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _passing_on_stops():
+        waiting = {pool.submit(_work, cell, out, jobs > 1): cell for cell in cells}
+        try:
+            for future in as_completed(waiting):
+                done(waiting[future], future.result())
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)  # those that were told to stop save what they have
+            raise
+
+
+def _work(cell: Cell, out: Path, quiet: bool) -> Result | None:
+    with _claimed(cell.run(out).with_suffix(".lock")) as mine:
+        return (cell.finished(out) or run_cell(cell, out, quiet)) if mine else None
+
+
+def _share_cores(jobs: int) -> None:
+    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+
+
+@contextmanager
+def _claimed(lock: Path) -> Iterator[bool]:
+    """Whether this process alone works at it, as long as it lives."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    with held:
+        yield True
+
+
+@contextmanager
+def _passing_on_stops() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal; a scheduler's SIGTERM may reach the first one only."""
+
+    def pass_on(number: int, frame: Any) -> None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,76 @@
+"""How fast methods train, relative to the first one: updates of all of them in turn, in one run."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from labelflow.chance import Purpose, generator
+from labelflow.data import Batch
+from labelflow.engine import make_accelerator
+from labelflow.engine.optim import make_optimizer
+from labelflow.loss import total
+from labelflow.tasks import Classification, Recipe
+
+
+@dataclass(frozen=True)
+class Speed:
+    ratio: float  # images/s relative to the first method: the median over rounds
+    low: float  # quartiles
+    high: float
+    seconds: float  # of an update's group: the median
+
+
+def measure_speeds(
+    recipes: Mapping[str, Recipe], rounds: int, advance: Callable[[int], None] = lambda count: None
+) -> dict[str, Speed]:
+    """Each round takes one update of each method, on the same samples; the first round is left out.
+
+    Reading images is not part of it: batches are there. On a CPU, time is that of the processor: other programs make
+    less of a difference.
+    """
+    steps = {name: _Step(recipe) for name, recipe in recipes.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, step in steps.items():
+            times[name].append(step(number))
+        advance(1)
+    first = next(iter(times.values()))[1:]
+    table = {}
+    for name, seconds in times.items():
+        ratios = sorted(one / other for one, other in zip(first, seconds[1:], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        table[name] = Speed(median(ratios), low, high, median(seconds[1:]))
+    return table
+
+
+class _Step:
+    """An update of one method: mixing, targets, backward, optimiser."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        group = recipe.training.group
+        self.recipe = recipe.change(batch=group, workers=0)
+        self.task = Classification(self.recipe, tell=lambda text: None)
+        self.accelerator = make_accelerator(self.recipe.training)
+        self.student, self.optimizer = self.accelerator.prepare(
+            self.task.student, make_optimizer(self.task.student, self.recipe.training)
+        )
+        self.student.train()
+        read: Batch = next(self.task.train_batches(1, 0, 0, 1))
+        self.batch = read.to(self.accelerator.device)
+
+    def __call__(self, number: int) -> float:
+        begun = self._now()
+        chance = generator(self.recipe.training.seed, Purpose.MIX, number, 0)
+        self.accelerator.backward(total(self.task.terms(self.student, self.batch, chance)))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self._now() - begun
+
+    def _now(self) -> float:
+        if self.accelerator.device.type == "cpu":
+            return time.process_time()
+        torch.accelerator.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,96 @@
+"""Ways to train the same model on the same data: what a comparison puts side by side. One method, one line."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labelflow.models.create import create
+from labelflow.spec import build, known, parse
+from labelflow.targets import TARGETS
+from labelflow.tasks import Recipe
+from labelflow.tokens import embedding_of
+
+
+@dataclass(frozen=True)
+class Method:
+    """How images are mixed, and what the model is trained on. `{patch}` stands for a token's side in pixels."""
+
+    name: str
+    about: str
+    mixer: str
+    target: str = "plain"
+
+    @property
+    def dense(self) -> bool:
+        """Whether it needs dense labels."""
+        return bool(build(self.target, TARGETS, "target").dense)
+
+    def of(self, recipe: Recipe) -> Recipe:
+        """The recipe with this method; dense labels stay only where they are used."""
+        mixer = self.mixer.format(patch=token_side(recipe)) if "{patch}" in self.mixer else self.mixer
+        return recipe.change(mixer=mixer, target=self.target, labels=recipe.data.labels if self.dense else "")
+
+
+MIXUP, CUTMIX = "mixup(alpha=0.8)", "cutmix(alpha=1.0)"
+MIXUP_CUTMIX = f"0.5*{MIXUP} + 0.5*{CUTMIX}"
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("vanilla", "no mixing", "none"),
+        Method("mixup", "MixUp", MIXUP),
+        Method("cutmix", "CutMix", CUTMIX),
+        Method("mixup_cutmix", "MixUp or CutMix", MIXUP_CUTMIX),
+        Method("saliencymix", "SaliencyMix", "saliencymix(alpha=1.0)"),
+        Method("attentive_cutmix", "Attentive-CutMix", "attentive_cutmix"),
+        Method("puzzlemix", "Puzzle-Mix", "puzzlemix(alpha=1.0)"),
+        Method("transmix", "CutMix + TransMix", CUTMIX, "transmix"),
+        Method("tl_align", "CutMix + TL-Align", CUTMIX, "tl_align"),
+        Method("token_label", "MixToken + token labels", "mixtoken(alpha=1.0, patch={patch})", "token_label(beta=0.5)"),
+        Method(
+            "token_label_aligned",
+            "MixToken + token labels that flow",
+            "mixtoken(alpha=1.0, patch={patch})",
+            "token_label_aligned(beta=0.5)",
+        ),
+        Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel"),
+        Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix"),
+        Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
+        # Mixing strategies with and without alignment (TL-Align, Table 7)
+        Method("mixup_cutmix_tl_align", "MixUp or CutMix + TL-Align", MIXUP_CUTMIX, "tl_align"),
+        Method("random", "random patches", "random_patches(patch={patch})"),
+        Method("random_tl_align", "random patches + TL-Align", "random_patches(patch={patch})", "tl_align"),
+        Method("block", "blocks of patches", "block_patches(patch={patch})"),
+        Method("block_tl_align", "blocks of patches + TL-Align", "block_patches(patch={patch})", "tl_align"),
+        # Ablations (TL-Align, Table 8)
+        Method("tl_align_last", "TL-Align, the last layer only", CUTMIX, "tl_align(layers=[-1])"),
+        Method("tl_align_no_norm", "TL-Align, no residual and no norm", CUTMIX, "tl_align(residual=False)"),
+    )
+}
+
+
+def find_method(text: str) -> Method:
+    """A method by its name, or one's own: `NAME=MIXER/TARGET`.
+
+    >>> find_method("grid=cutmix(grid=8)/tl_align").mixer
+    'cutmix(grid=8)'
+    """
+    name, equals, rest = text.partition("=")
+    if equals and name.isidentifier():
+        mixer, slash, target = rest.rpartition("/")
+        if not slash:
+            raise ValueError(f"{text!r} is not of the form NAME=MIXER/TARGET, such as grid=cutmix(grid=8)/tl_align")
+        return Method(name, rest, mixer, target)
+    return METHODS[known(text, METHODS, "method")]
+
+
+def token_side(recipe: Recipe) -> int:
+    """The side of the recipe's tokens in pixels, where they leave the patch embedding."""
+    name, given = parse(recipe.model)
+    with torch.device("meta"):
+        embedding: Any = embedding_of(create(name, **given))
+    side = getattr(embedding, "patch_size", None)
+    if side is None:
+        raise ValueError(f"{recipe.model} does not say how large its tokens are; write the mixer with its patch=")
+    return int(side[0] if isinstance(side, (tuple, list)) else side)
