@@ -5,13 +5,27 @@ from labelflow.align import Aligned, Output, Student
 from labelflow.follow import Flow, Layer
 from labelflow.loss import Term, soft_labels, total
 from labelflow.mix import Mix
-from labelflow.mixers import BlockPatches, Choose, CutMix, MixToken, MixUp, NoMix, RandomPatches
+from labelflow.mixers import (
+    AttentiveCutMix,
+    BlockPatches,
+    Choose,
+    CutMix,
+    MixToken,
+    MixUp,
+    NoMix,
+    PuzzleMix,
+    RandomPatches,
+    SaliencyMix,
+    SMMix,
+    TokenMix,
+)
 from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Aligned",
+    "AttentiveCutMix",
     "BlockPatches",
     "Choose",
     "CutMix",
@@ -22,11 +36,15 @@ __all__ = [
     "MixUp",
     "NoMix",
     "Output",
+    "PuzzleMix",
     "RandomPatches",
+    "SMMix",
+    "SaliencyMix",
     "Sparse",
     "Student",
     "Term",
     "TokenLabels",
+    "TokenMix",
     "adapters",
     "flow",
     "mixers",

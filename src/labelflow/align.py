@@ -80,7 +80,8 @@ class Student(nn.Module):
     A mix of tokens (`mix.at == "tokens"`) is done here, right after the patch embedding. Without a mix the model runs
     as it is: `student(images)` is what is evaluated, through whatever the student is wrapped in.
 
-    layers, residual: see `Aligned`. label_prefix: False gives tokens without a place in the image no label (TransMix).
+    layers, residual: see `Aligned`. For TransMix: label_prefix=False gives tokens without a place in the image no
+    label, first_pixel=True gives a token the label of its first pixel instead of its area's.
     """
 
     NEEDS = frozenset({"tokens", "flow", "flow_tokens", "cells"})
@@ -92,6 +93,7 @@ class Student(nn.Module):
         layers: Iterable[int] | None = None,
         residual: bool = True,
         label_prefix: bool = True,
+        first_pixel: bool = False,
     ) -> None:
         super().__init__()
         unknown = set(needs) - self.NEEDS
@@ -99,6 +101,7 @@ class Student(nn.Module):
             raise ValueError(f"a student cannot give {sorted(unknown)}; it knows {sorted(self.NEEDS)}")
         self.model = model
         self.needs = frozenset(needs)
+        self.first_pixel = first_pixel
         self.follower = Follower(self, model, layers, residual, label_prefix) if self.needs - {"tokens"} else None
         self.token_head = _token_head(model) if "tokens" in self.needs and not has_token_head(model) else None
         self.token_mixer = _TokenMixer(self, model)
@@ -120,6 +123,8 @@ class Student(nn.Module):
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The grid (h, w) of the tokens that the model ends with, for images of H×W pixels."""
         if image_size not in self.grids:
+            if not hasattr(self.model, "forward_features"):
+                raise ValueError(f"{type(self.model).__name__} does not say where its tokens lie; a timm model does")
             image = next(self.model.parameters()).new_zeros(1, getattr(self.model, "in_chans", 3), *image_size)
             with evaluating(self.model), torch.no_grad():
                 features = self.model.forward_features(image)  # type: ignore[operator]
@@ -152,7 +157,9 @@ class Student(nn.Module):
         """The labels of tokens as they leave the patch embedding, where they are not those of their pixels."""
         if "cells" in self.needs:
             cells = self.token_grid((images.shape[2], images.shape[3]))
-            return lambda grid: _cells(grid, cells, images.device).expand(len(images), -1, -1)
+            return lambda grid: cells_as_sources(grid, cells, images.device).expand(len(images), -1, -1)
+        if self.first_pixel:
+            return lambda grid: _pair(F.interpolate(mix.share, grid, mode="nearest").flatten(1))
         if mix.at == "tokens":
             return lambda grid: _pair(mix.tokens(grid).flatten(1))
         return None
@@ -162,7 +169,7 @@ def _pair(own: Tensor) -> Tensor:
     return torch.stack([own, 1 - own], -1)
 
 
-def _cells(grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> Tensor:
+def cells_as_sources(grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> Tensor:
     """For each token of a grid, the cell of a coarser (or the same) grid in which it lies: (1, h·w, K)"""
     rows, columns = (
         ((torch.arange(fine, device=device) + 0.5) * coarse / fine).long()
@@ -222,10 +229,12 @@ class _TokenMixer:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode; then each of its modules is as it was."""
     modes = [(module, module.training) for module in model.modules()]
+    model_was_training = model.training
     model.eval()
     try:
         yield
     finally:
+        model.train(model_was_training)  # some throw away then what they keep in eval mode (LeViT)
         for module, training in modes:
             module.training = training
 

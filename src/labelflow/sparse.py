@@ -38,12 +38,21 @@ class Sparse(NamedTuple):
 
     def mixed(self, partner: Tensor, share: Tensor) -> "Sparse":
         """share·y + (1-share)·y of the partner (B,), for shares (B, ...) as `rest`: Token Labeling, Eqs. 6 and 7."""
-        own, other = share.unsqueeze(-1), (1 - share).unsqueeze(-1)
+        return self.blended(Sparse(*(part[partner] for part in self)), share)
+
+    def blended(self, other: "Sparse", share: Tensor) -> "Sparse":
+        """share·y + (1-share)·y of others."""
         return Sparse(
-            torch.cat([self.classes, self.classes[partner]], -1),
-            torch.cat([own * self.above, other * self.above[partner]], -1),
-            torch.lerp(self.rest[partner], self.rest, share),
+            torch.cat([self.classes, other.classes], -1),
+            torch.cat([share.unsqueeze(-1) * self.above, (1 - share).unsqueeze(-1) * other.above], -1),
+            torch.lerp(other.rest, self.rest, share),
         )
+
+    def at(self, places: Tensor) -> "Sparse":
+        """The labels of other tokens: (B, N, V) at places (B, M) -> (B, M, V). Classes of a whole image stay."""
+        wide = places.unsqueeze(-1).expand(-1, -1, self.above.shape[-1])
+        classes = self.classes if self.classes.shape[1] == 1 else self.classes.gather(1, wide)
+        return Sparse(classes, self.above.gather(1, wide), self.rest.gather(1, places))
 
 
 def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:

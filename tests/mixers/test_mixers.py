@@ -11,6 +11,19 @@ from torch.testing import assert_close
 
 import labelflow as lf
 
+
+class Shown:
+    """A guided mixer that is shown something random, the same for each batch of a shape."""
+
+    def __init__(self, mixer: lf.mixers.Guided) -> None:
+        self.mixer = mixer
+
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> lf.Mix:
+        batch, _, height, width = images.shape
+        seen = torch.rand(batch, height, width, generator=Generator().manual_seed(batch + height + width))
+        return self.mixer(images, generator, importance=seen)
+
+
 MIXERS = {
     "cutmix": lf.CutMix(),
     "cutmix, one each": lf.CutMix(0.5, per_sample=True, pairing="permute"),
@@ -22,6 +35,12 @@ MIXERS = {
     "random": lf.RandomPatches(patch=4),
     "blocks": lf.BlockPatches(patch=4),
     "blocks, one for all": lf.BlockPatches(patch=4, per_sample=False, pairing="permute"),
+    "puzzle": Shown(lf.PuzzleMix()),
+    "tokenmix": lf.TokenMix(patch=4),
+    "smmix": Shown(lf.SMMix()),
+    "saliency": Shown(lf.SaliencyMix()),
+    "saliency, one for all": Shown(lf.SaliencyMix(0.5, per_sample=False, pairing="permute")),
+    "attentive": Shown(lf.AttentiveCutMix(alpha=2.0, pairing="permute")),
     "none": lf.NoMix(),
     "choose": lf.Choose([lf.MixUp(), lf.CutMix(), lf.NoMix()], [0.3, 0.5, 0.2]),
     "choose, each": lf.Choose([lf.MixUp(), lf.CutMix(per_sample=True), lf.NoMix()], [0.3, 0.5, 0.2], per_sample=True),
@@ -58,7 +77,7 @@ def test_every_mix_is_sound(name: str, batch: int, height: int, width: int, seed
 
 
 def test_every_registered_mixer_is_held_to_it() -> None:
-    assert set(lf.mixers.MIXERS.values()) <= {type(mixer) for mixer in MIXERS.values()}
+    assert set(lf.mixers.MIXERS.values()) <= {type(getattr(mixer, "mixer", mixer)) for mixer in MIXERS.values()}
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -58,6 +58,27 @@ def test_transmix_is_its_authors() -> None:
         assert_close(parameter.grad.norm().item(), facts["grad_norm"][name], atol=0, rtol=1e-3, msg=name)
 
 
+def test_transmix_reads_the_first_pixel_of_a_token() -> None:
+    """s_attn = Σa·M/Σa with M the pixel mask at (16i, 16j), for a box that cuts through patches, from the weights."""
+    model = build("vit")
+    images = images_for("vit")
+    mix = lf.Mix(torch.tensor([3, 2, 1, 0]), torch.ones(4, 1, *images.shape[2:]))
+    height, width = images.shape[2:]
+    mix.share[:, :, height // 5 : height - 5, width // 3 : width - 3] = 0
+    patch = model.patch_embed.patch_size[0]
+    seen: list[Tensor] = []
+    attn = model.blocks[-1].attn
+    attn.fused_attn = False
+    attn.attn_drop.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    output = TransMix().student(model)(mix.apply(images), mix)
+    row = seen[-1].mean(1)[:, 0, model.num_prefix_tokens :]  # (B, N): from the class token to the patches
+    corner = mix.share[:, 0, ::patch, ::patch].flatten(1)
+    assert not torch.equal(corner, mix.tokens((height // patch, width // patch)).flatten(1))
+    assert_close(output.flow.heads[:, 0, 0], (row * corner).sum(1) / row.sum(1))
+    area = TransMix(mask="area").student(model)(mix.apply(images), mix)
+    assert not torch.equal(area.flow.heads, output.flow.heads)
+
+
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if not target.dense])
 def test_a_constant_share_is_a_fixed_point_of_every_target(name: str) -> None:
     images, model = images_for("vit"), build("vit")

@@ -10,6 +10,7 @@ import labelflow as lf
 from helpers import FAMILIES, box_mix, build, fill, images_for
 from labelflow.sparse import TokenLabels
 from labelflow.targets import ReLabel, TokenLabel, TokenLabelAligned, Truth
+from labelflow.targets.token_label import mixed_cells
 from test_golden import golden, load
 from test_sparse import random_labels
 
@@ -329,3 +330,36 @@ def test_a_training_step_of_the_public_program(lvvit: nn.Module) -> None:
         assert_close(
             parameter.grad.norm().item(), facts["grad_norm_dense_weight_0.5"][name], atol=0, rtol=1e-3, msg=name
         )
+
+
+def test_labels_move_with_the_cells_that_a_mixer_moves() -> None:
+    """Each cell of the mixed image has the label of the cell that it shows: a loop over all of them."""
+    chance = torch.Generator().manual_seed(0)
+    batch, rows, columns, classes = 3, 4, 6, 5
+    dense = torch.rand(batch, rows * columns, classes, generator=chance)
+    every = torch.arange(classes).expand(batch, rows * columns, classes)
+    labels = lf.Sparse(every, dense, torch.zeros(batch, rows * columns))
+    share = torch.rand(batch, 1, 2, 3, generator=chance).repeat_interleave(16, 2).repeat_interleave(16, 3)
+    sources = torch.randint(0, 6, (batch, 2, 2, 3), generator=chance)
+    mix = lf.Mix(torch.tensor([2, 0, 1]), share, sources=sources)
+    found = mixed_cells(labels, mix).dense(classes)
+    maps = dense.reshape(batch, rows, columns, classes)
+    for image in range(batch):
+        for row in range(rows):
+            for column in range(columns):
+                shown = []
+                for which, whose in ((0, image), (1, int(mix.partner[image]))):
+                    cell = int(sources[image, which, row // 2, column // 2])
+                    shown.append(maps[whose, 2 * (cell // 3) + row % 2, 2 * (cell % 3) + column % 2])
+                own = share[image, 0, 8 * row, 8 * column]
+                expected = own * shown[0] + (1 - own) * shown[1]
+                assert_close(found[image, columns * row + column], expected)
+    images = torch.rand(batch, 3, 32, 48, generator=chance)
+    pixel = mix.apply(images)[0, :, 17, 5]
+    down, across = 16 + 1, 5  # block row 1, column 0
+    places = [int(sources[0, which, 1, 0]) for which in (0, 1)]
+    own, other = (
+        images[whose, :, 16 * (place // 3) + down % 16, 16 * (place % 3) + across]
+        for whose, place in zip((0, 2), places, strict=True)
+    )
+    assert_close(pixel, torch.lerp(other, own, share[0, 0, 17, 5]))

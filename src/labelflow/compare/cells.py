@@ -113,9 +113,10 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     cell.file(out).parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1) + "\n"
     with whole_file(cell.file(out)) as path:
-        path.write_text(json.dumps(result, indent=1) + "\n")
-    return result
+        path.write_text(text)
+    return json.loads(text)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:

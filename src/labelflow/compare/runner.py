@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,14 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
     context.set_forkserver_preload(["labelflow.compare.runner"])
     # A process for each cell: none inherits another's memory.
     with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _passing_on_stops():
-        waiting = {pool.submit(_work, cell, out, jobs > 1): cell for cell in cells}
-        try:
-            for future in as_completed(waiting):
-                done(waiting[future], future.result())
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)  # those that were told to stop save what they have
-            raise
+        queue, running = iter(cells), dict[Future[Result | None], Cell]()
+        while True:
+            for cell in islice(queue, jobs - len(running)):  # no sooner: a pool starts what it was given once
+                running[pool.submit(_work, cell, out, jobs > 1)] = cell
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done(running.pop(future), future.result())
 
 
 def _work(cell: Cell, out: Path, quiet: bool) -> Result | None:

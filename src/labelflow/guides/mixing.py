@@ -1,6 +1,7 @@
 """A mixer, and what it has to be shown first."""
 
 from torch import Generator
+from torch.distributed.tensor import DTensor
 
 from labelflow.guides.base import Guide, Look, Scene
 from labelflow.guides.registry import GUIDES
@@ -19,7 +20,13 @@ class Mixing:
         self.guides: dict[str, Guide] = {name: build(name, GUIDES, "guide") for name in sorted(wanted)}
 
     def __call__(self, scene: Scene, generator: Generator | None = None) -> tuple[Mix, Look | None]:
-        mixer = self.mixer.pick(generator) if isinstance(self.mixer, Choose) else self.mixer
+        mixer = self.mixer
+        if isinstance(mixer, Choose):
+            if self.guides and any(isinstance(weight, DTensor) for weight in scene.student.parameters()):
+                raise ValueError(
+                    "with sharded weights all processes have to ask a guide at once: use one mixer, not several in turn"
+                )
+            mixer = mixer.pick(generator)
         if not isinstance(mixer, Guided):
             return mixer(scene.images, generator), None
         look = self.guides[mixer.guide](scene)

@@ -1,11 +1,16 @@
 """Ways to mix images. One strategy, one file, one line here."""
 
+from labelflow.mixers.attentive_cutmix import AttentiveCutMix
 from labelflow.mixers.base import Guided, Mixer
 from labelflow.mixers.choose import Choose
 from labelflow.mixers.cutmix import CutMix
 from labelflow.mixers.mixtoken import MixToken
 from labelflow.mixers.mixup import MixUp, NoMix
 from labelflow.mixers.patches import BlockPatches, RandomPatches
+from labelflow.mixers.puzzlemix import PuzzleMix
+from labelflow.mixers.saliencymix import SaliencyMix
+from labelflow.mixers.smmix import SMMix
+from labelflow.mixers.tokenmix import TokenMix
 from labelflow.spec import build, mixture
 
 MIXERS: dict[str, type] = {
@@ -14,6 +19,11 @@ MIXERS: dict[str, type] = {
     "mixtoken": MixToken,
     "random_patches": RandomPatches,
     "block_patches": BlockPatches,
+    "tokenmix": TokenMix,
+    "smmix": SMMix,
+    "puzzlemix": PuzzleMix,
+    "saliencymix": SaliencyMix,
+    "attentive_cutmix": AttentiveCutMix,
     "none": NoMix,
 }
 
@@ -28,6 +38,7 @@ def make_mixer(text: str) -> Mixer | Guided:
 
 __all__ = [
     "MIXERS",
+    "AttentiveCutMix",
     "BlockPatches",
     "Choose",
     "CutMix",
@@ -36,6 +47,10 @@ __all__ = [
     "MixUp",
     "Mixer",
     "NoMix",
+    "PuzzleMix",
     "RandomPatches",
+    "SMMix",
+    "SaliencyMix",
+    "TokenMix",
     "make_mixer",
 ]

@@ -56,7 +56,7 @@ class CutMix:
         count = batch if self.per_sample else 1
         box = self._boxes((height // self.grid, width // self.grid), count, generator)
         box = (box * self.grid).to(images.device, non_blocking=True)
-        share = 1 - _inside(box, height, width)
+        share = 1 - inside(box, height, width)
         return Mix(partner, share.expand(batch, -1, -1, -1))
 
     def _boxes(self, shape: tuple[int, int], count: int, generator: Generator | None) -> Tensor:
@@ -68,14 +68,22 @@ class CutMix:
             side = torch.floor(low + size * (high - low + 1))
             start = torch.floor(place * (cells - side + 1))
             return torch.cat([start, start + side], 1).long()
-        lam = draw_beta(self.alpha, count, generator)
-        side = torch.floor(cells * torch.sqrt(1 - lam).unsqueeze(1))
-        centre = torch.floor(place * cells)
-        half = torch.floor(side / 2)
-        return torch.cat([centre - half, centre + half], 1).long()
+        side = sides(draw_beta(self.alpha, count, generator), shape)
+        return boxes_around(torch.floor(place * cells).long(), side)
 
 
-def _inside(box: Tensor, height: int, width: int) -> Tensor:
+def sides(lam: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Of boxes that leave λ of a map of that shape and are shaped like it: (count,) -> (count, 2), height and width"""
+    return torch.floor(lam.new_tensor(shape) * torch.sqrt(1 - lam).unsqueeze(1)).long()
+
+
+def boxes_around(centre: Tensor, side: Tensor) -> Tensor:
+    """Half-open boxes, over the edges too: twice (count, 2) -> (count, 4), top, left, bottom, right"""
+    half = side // 2
+    return torch.cat([centre - half, centre + half], 1)
+
+
+def inside(box: Tensor, height: int, width: int) -> Tensor:
     """1 in each box as far as it lies in the image, 0 around it: (count, 4) -> (count, 1, H, W)"""
     top, left, bottom, right = box.T.unsqueeze(-1)  # (count, 1) each
     row, column = torch.arange(height, device=box.device), torch.arange(width, device=box.device)

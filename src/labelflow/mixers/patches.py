@@ -45,11 +45,15 @@ class _Patches:
             )
         grid = (height // self.patch, width // self.patch)
         partner = partners(self.pairing, batch, images.device, generator)
-        lam = draw_beta(self.alpha, batch if self.per_sample else 1, generator)
-        pasted = torch.round((1 - lam) * grid[0] * grid[1]).long()
+        pasted = self._wanted(batch if self.per_sample else 1, grid, generator)
         share = 1 - self._chosen(pasted, grid, generator).float().to(images.device, non_blocking=True)  # (count, h, w)
         share = share.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)
         return Mix(partner, share.unsqueeze(1).expand(batch, -1, -1, -1))
+
+    def _wanted(self, count: int, grid: tuple[int, int], generator: Generator | None) -> Tensor:
+        """How many patches are to show the partner: (count,)"""
+        lam = draw_beta(self.alpha, count, generator)
+        return torch.round((1 - lam) * grid[0] * grid[1]).long()
 
     def _chosen(self, pasted: Tensor, grid: tuple[int, int], generator: Generator | None) -> Tensor:
         """Where the partner shows, for each wanted number of patches: (count,) -> (count, h, w) bool."""

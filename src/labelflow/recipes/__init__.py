@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from labelflow.recipes import imagenet, small, token_labeling, token_labeling_others, transfer
+from labelflow.recipes import imagenet, rivals, small, token_labeling, token_labeling_others, transfer
 from labelflow.recipes.base import Entry
 from labelflow.spec import known
 
@@ -18,7 +18,8 @@ RECIPES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
-        *_of("TL-Align", imagenet.ENTRIES, transfer.ENTRIES),
+        *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
+        *rivals.LATER,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }

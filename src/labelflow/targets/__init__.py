@@ -3,9 +3,11 @@
 from labelflow.targets.base import Target, Truth
 from labelflow.targets.plain import Plain
 from labelflow.targets.relabel import ReLabel
+from labelflow.targets.sm_mix import SMMixTarget
 from labelflow.targets.tl_align import TLAlign
 from labelflow.targets.token_label import TokenLabel
 from labelflow.targets.token_label_aligned import TokenLabelAligned
+from labelflow.targets.token_mix import TokenMixTarget
 from labelflow.targets.transmix import TransMix
 
 TARGETS: dict[str, type[Target]] = {
@@ -15,16 +17,20 @@ TARGETS: dict[str, type[Target]] = {
     "token_label": TokenLabel,
     "token_label_aligned": TokenLabelAligned,
     "relabel": ReLabel,
+    "token_mix": TokenMixTarget,
+    "sm_mix": SMMixTarget,
 }
 
 __all__ = [
     "TARGETS",
     "Plain",
     "ReLabel",
+    "SMMixTarget",
     "TLAlign",
     "Target",
     "TokenLabel",
     "TokenLabelAligned",
+    "TokenMixTarget",
     "TransMix",
     "Truth",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.sparse import TokenLabels, sparse_cross_entropy
+from labelflow.sparse import Sparse, sparse_cross_entropy
 from labelflow.targets.base import Truth
 from labelflow.tokens import token_grid
 
@@ -49,7 +49,7 @@ class TokenLabel:
             image = F.cross_entropy(output.logits.float(), mix.blend(truth.classes))
         else:
             image = sparse_cross_entropy(output.logits, truth.dense.image.mixed(mix.partner, mix.lam)).mean()
-        labels = truth.dense.tokens.mixed(mix.partner, cell_share(mix, truth.dense))
+        labels = mixed_cells(truth.dense.tokens, mix)
         tokens = sparse_cross_entropy(output.tokens, labels)  # (B, N)
         return [Term("class", image), Term("tokens", self._taking_part(tokens).mean(), self.beta)]
 
@@ -62,7 +62,15 @@ class TokenLabel:
         return losses.gather(1, chosen)
 
 
-def cell_share(mix: Mix, dense: TokenLabels) -> Tensor:
-    """How much of each labelled cell is one's own: (B, N)"""
-    grid = token_grid(dense.rest.shape[1], mix.share.shape[2], mix.share.shape[3])
-    return mix.tokens(grid).flatten(1)
+def mixed_cells(labels: Sparse, mix: Mix) -> Sparse:
+    """The labels of a mixed image's cells, from those of the images: (B, N, …), moved along where the mixer moves."""
+    rows, columns = token_grid(labels.rest.shape[1], mix.share.shape[2], mix.share.shape[3])
+    share = mix.tokens((rows, columns)).flatten(1)
+    if mix.sources is None:
+        return labels.mixed(mix.partner, share)
+    place = (
+        torch.arange(rows * columns, device=share.device).reshape(1, 1, rows, columns).expand(len(share), -1, -1, -1)
+    )
+    own, pasted = mix.own(place).flatten(1), mix.pasted(place).flatten(1)  # (B, N): what lies where
+    other = Sparse(*(part[mix.partner] for part in labels))
+    return labels.at(own).blended(other.at(pasted), share)

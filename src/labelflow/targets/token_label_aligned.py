@@ -15,7 +15,7 @@ from labelflow.loss import Term
 from labelflow.mix import Mix
 from labelflow.sparse import Sparse, sparse_cross_entropy
 from labelflow.targets.base import Truth
-from labelflow.targets.token_label import cell_share
+from labelflow.targets.token_label import mixed_cells
 
 
 class TokenLabelAligned:
@@ -48,7 +48,7 @@ def cell_labels(truth: Truth, mix: Mix) -> Sparse:
     """The labels of a mixed image's cells, over the classes of both images: above (B, K, 2V), classes (B, 1, 2V)."""
     assert truth.dense is not None
     full = Sparse(truth.dense.image.classes.unsqueeze(1), truth.dense.over_vocabulary(), truth.dense.rest)
-    return full.mixed(mix.partner, cell_share(mix, truth.dense))
+    return mixed_cells(full, mix)
 
 
 def _take(cells: Sparse, flow: Tensor, row: int | None = None) -> Sparse:

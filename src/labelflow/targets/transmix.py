@@ -1,5 +1,7 @@
 """TransMix (Chen et al., CVPR 2022): λ from where the last block's class token looks."""
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import nn
 
@@ -14,12 +16,21 @@ class TransMix:
 
     It is one step of label flow: the last layer only, no residual, and a class token that has no label of its own.
     Where a model pools its tokens instead, the mean over them is taken.
+
+    mask: a token counts as what its "first_pixel" shows, as the authors have it, or by its "area". Both are the same
+    where boxes lie on the patch grid.
     """
 
     dense = False
 
+    def __init__(self, mask: Literal["first_pixel", "area"] = "first_pixel") -> None:
+        if mask not in ("first_pixel", "area"):
+            raise ValueError(f"mask must be 'first_pixel' or 'area', not {mask!r}")
+        self.mask = mask
+
     def student(self, model: nn.Module) -> Student:
-        return Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False)
+        first = self.mask == "first_pixel"
+        return Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first)
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None

@@ -1,0 +1,102 @@
+"""Where the loss of the model that is trained changes most with the pixels: Puzzle-Mix's saliency.
+
+Shapes: B batch, C classes, H×W pixels.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Format, PatchEmbed
+from torch import Tensor, nn
+
+from labelflow.align import evaluating
+from labelflow.guides.base import Look, Scene
+from labelflow.tokens import embedding_of
+
+TORCHS = frozenset(vars(nn.Module()))  # attributes of every module
+
+
+class Gradient:
+    """√ of the mean over colours of (∂ loss / ∂ pixel)², of unmixed images, in eval mode. It leaves nothing behind: no
+    parameter's gradient, no buffer, no random number.
+
+    size: of the images it is taken of, as a part of theirs. A whole pass costs two thirds of a training step; at half
+    the size it costs a quarter of that. ViTs get position embeddings resampled to it, convolutional networks take any
+    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images as they are.
+    """
+
+    parameters = 0
+
+    def __init__(self, size: float = 0.5) -> None:
+        if not 0 < size <= 1:
+            raise ValueError(f"size must be a part of the images' size, 0 < size <= 1, not {size}")
+        self.size = size
+        self.refused: set[tuple[int, tuple[int, int]]] = set()  # models that do not take images of that size
+
+    def __call__(self, scene: Scene) -> Look:
+        model = scene.student.model
+        small = _smaller(model, (scene.images.shape[2], scene.images.shape[3]), self.size)
+        if small != scene.images.shape[2:] and (id(model), small) not in self.refused:
+            images = F.interpolate(scene.images.detach(), small, mode="area")
+            try:
+                with _unchanged(model):
+                    _to_any_size(model)
+                    return Look(_gradient(scene._replace(images=images))[0])
+            except torch.OutOfMemoryError:
+                raise
+            except (AssertionError, RuntimeError, ValueError):  # the ways in which models refuse a size
+                self.refused.add((id(model), small))
+        return Look(*_gradient(scene))
+
+
+def _gradient(scene: Scene) -> tuple[Tensor, Tensor]:
+    """Its strength (B, H, W), and the logits (B, C)."""
+    with torch.enable_grad(), _unchanged(scene.student.model), evaluating(scene.student):
+        images = scene.images.detach().requires_grad_()
+        logits = scene.student(images).logits
+        # Summed: a mean over the batch would make half precision underflow sooner.
+        loss = F.cross_entropy(logits.float(), scene.classes, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, images)
+    return gradient.float().square().mean(1).sqrt(), logits.detach()
+
+
+def _smaller(model: nn.Module, shape: tuple[int, int], size: float) -> tuple[int, int]:
+    """That part of a shape, in whole patches."""
+    embedding = embedding_of(model)
+    patch = embedding.patch_size if isinstance(embedding, PatchEmbed) else (1, 1)
+    height, width = (max(round(whole * size / side), 1) * side for whole, side in zip(shape, patch, strict=True))
+    return min(height, shape[0]), min(width, shape[1])
+
+
+def _to_any_size(model: nn.Module) -> None:
+    """A timm ViT resamples its position embeddings to the images' size from now on, as with dynamic_img_size."""
+    embedding = getattr(model, "patch_embed", None)
+    if isinstance(embedding, PatchEmbed) and hasattr(model, "dynamic_img_size"):
+        model.dynamic_img_size = True  # type: ignore[assignment]
+        embedding.strict_img_size, embedding.flatten, embedding.output_fmt = False, False, Format.NHWC
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Afterwards each module's own attributes are as they were. In eval mode some fill a cache (LeViT), and some keep
+    in mind what size of images they saw last (transformers' Swin).
+    """
+    before = [(module, _attributes(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            for name, (value, entries) in attributes.items():
+                vars(module)[name] = value
+                if entries is not None:
+                    value.clear()
+                    value.update(entries)
+
+
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
+    """What a module is made of besides what torch keeps, and the entries of what is a dictionary."""
+    own = {name: value for name, value in vars(module).items() if name not in TORCHS}
+    return {name: (value, dict(value) if type(value) is dict else None) for name, value in own.items()}

@@ -1,0 +1,53 @@
+"""TokenMix (Liu et al., ECCV 2022): each image counts as much as a trained model sees its class in what is shown of it.
+
+Shapes: B batch, C classes, N tokens on a grid h×w.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labelflow.align import Output, Student
+from labelflow.loss import Term
+from labelflow.mix import Mix
+from labelflow.sparse import TokenLabels
+from labelflow.targets.base import Truth
+from labelflow.tokens import token_grid
+
+
+class TokenMixTarget:
+    """Binary cross-entropy, mean over images and classes, with y = y_own·ΣA₁(1-m) + y_partner·ΣA₂m.
+
+    A is the dense label of an image's own class, with a sum of 1 over its tokens; m tells where the partner shows. The
+    two weights need not sum to 1. Label smoothing is no content, and is not weighted: half of it comes from each image.
+    So with maps A that are the same everywhere, or with MixUp, y is the plain label, mixed by area. Where both images
+    are of one class y is held at 1, beyond which binary cross-entropy has no minimum.
+    """
+
+    dense = True
+
+    def student(self, model: nn.Module) -> Student:
+        return Student(model)
+
+    def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
+        assert truth.dense is not None
+        own, pasted = shown(class_map(truth.dense, truth.classes.argmax(1), mix), mix)  # (B,) each
+        rest = truth.classes.amin(1, keepdim=True)  # what smoothing gave to every class
+        above = truth.classes - rest
+        labels = own.unsqueeze(1) * above + pasted.unsqueeze(1) * above[mix.partner] + (rest + rest[mix.partner]) / 2
+        loss = F.binary_cross_entropy_with_logits(output.logits.float(), labels.clamp(max=1))
+        return [Term("class", loss)]
+
+
+def class_map(dense: TokenLabels, classes: Tensor, mix: Mix) -> Tensor:
+    """Where each image's class (B,) is, as its dense labels have it: (B, 1, h, w), of sum 1."""
+    labels = dense.tokens
+    found = labels.rest + (labels.above * (labels.classes == classes.reshape(-1, 1, 1))).sum(-1)  # (B, N)
+    total = found.sum(1, keepdim=True)
+    found = (found / total).where(total > 0, 1 / found.shape[1])
+    return found.unflatten(1, token_grid(found.shape[1], mix.share.shape[2], mix.share.shape[3])).unsqueeze(1)
+
+
+def shown(maps: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
+    """How much of the own image's map, and of its partner's, the mixed image shows: (B, 1, h, w) -> (B,), (B,)"""
+    share = mix.tokens((maps.shape[2], maps.shape[3])).unsqueeze(1)
+    return (mix.own(maps) * share).sum((1, 2, 3)), (mix.pasted(maps) * (1 - share)).sum((1, 2, 3))

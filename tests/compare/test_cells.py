@@ -1,0 +1,123 @@
+"""Cells: what their keys stand for, and what they leave."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from labelflow.compare import make_cells
+from labelflow.compare.cells import Cell, code_version, run_cell
+from labelflow.compare.speed import measure_speeds
+from labelflow.data import Data
+from labelflow.engine import Training
+from labelflow.recipes.methods import METHODS, find_method, token_side
+from labelflow.tasks import Classification, Recipe
+
+RECIPE = Recipe(
+    model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+    data=Data(data="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
+    training=Training(epochs=1, batch=16, group=8, warmup_epochs=0, log_updates=1),
+)
+
+
+def cell(**changes: object) -> Cell:
+    return Cell("cutmix", RECIPE.change(**changes), "data", "code")
+
+
+def test_a_key_tells_what_is_computed() -> None:
+    key = cell().key
+    for changes in ({"lr": 1e-3}, {"seed": 1}, {"mixer": "none"}, {"epochs": 2}, {"data": "world(train=32, val=8)"}):
+        assert cell(**changes).key != key
+    for changes in ({"workers": 3}, {"keep": 5}, {"log_updates": 7}):  # what is kept and shown only
+        assert cell(**changes).key == key
+    assert Cell("cutmix", RECIPE, "other data", "code").key != key
+    assert Cell("cutmix", RECIPE, "data", "other code").key != key
+
+
+def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
+    for place in ("here", "there"):
+        for number in range(12):
+            folder = tmp_path / place / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+
+    def key(place: str) -> str:
+        recipe = RECIPE.change(data=str(tmp_path / place))
+        return make_cells(recipe, [METHODS["cutmix"]], (0,))[0].key
+
+    assert key("here") == key("there")
+    before = key("there")
+    (tmp_path / "there" / "a" / "0.png").rename(tmp_path / "there" / "b" / "new.png")
+    assert key("there") != before
+
+
+def test_code_that_only_shows_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "label_commands.py": "d"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("labelflow.__file__", str(tmp_path / "__init__.py"))
+    before = code_version()
+    for name in ("compare/page.py", "cli.py", "label_commands.py"):
+        (tmp_path / name).write_text("changed")
+    assert code_version() == before
+    (tmp_path / "mix.py").write_text("changed")
+    assert code_version() != before
+
+
+def test_a_cell_is_a_run_and_a_small_file(tmp_path: Path) -> None:
+    (one,) = make_cells(RECIPE, [METHODS["tl_align"]], (3,))
+    assert one.finished(tmp_path) is None
+    result = run_cell(one, tmp_path, quiet=True)
+    assert one.finished(tmp_path) == result == json.loads(one.file(tmp_path).read_text())
+    assert (result["method"], result["seed"], result["samples"]) == ("tl_align", 3, 32)
+    assert result["recipe"]["target"] == "tl_align"
+    assert result["recipe"]["training"]["seed"] == 3
+    assert result["peak_memory"] > 2**20
+    assert result["parameters"] == sum(p.numel() for p in Classification(one.recipe).student.model.parameters())
+    assert len(result["curve"]) == 1
+    assert "/" not in one.file(tmp_path).read_text().replace("images/s", "")  # no path of this machine
+    assert (one.run(tmp_path) / "last.safetensors").exists()
+    one.file(tmp_path).write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        one.finished(tmp_path)
+
+
+def test_cells_come_seed_by_seed() -> None:
+    cells = make_cells(RECIPE, [METHODS["cutmix"], METHODS["tl_align"]], (4, 1))
+    assert [(one.method, one.seed) for one in cells] == [("cutmix", 4), ("tl_align", 4), ("cutmix", 1), ("tl_align", 1)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_made(name: str) -> None:
+    method = METHODS[name]
+    recipe = method.of(RECIPE.change(labels="labels"))
+    assert bool(recipe.data.labels) == method.dense
+    assert "{" not in recipe.mixer
+    if name not in ("attentive_cutmix",) and not method.dense:  # a pretrained CNN, labels
+        Classification(recipe)
+
+
+def test_methods_of_one_s_own() -> None:
+    method = find_method("mine=0.5*mixup(alpha=0.8) + 0.5*random_patches(patch={patch})/tl_align(layers=[-1])")
+    assert method.of(RECIPE).mixer == "0.5*mixup(alpha=0.8) + 0.5*random_patches(patch=8)"
+    assert method.target == "tl_align(layers=[-1])"
+    with pytest.raises(ValueError, match="NAME=MIXER/TARGET"):
+        find_method("mine=cutmix")
+    with pytest.raises(ValueError, match="no method 'cutmx'; did you mean cutmix"):
+        find_method("cutmx")
+    assert token_side(RECIPE.change(model="deit_tiny_patch16_224")) == 16
+    assert token_side(RECIPE.change(model="swin_tiny_patch4_window7_224")) == 4
+    with pytest.raises(ValueError, match="does not say how large its tokens are"):
+        token_side(RECIPE.change(model="resnet18"))
+
+
+def test_speeds_are_relative_to_the_first() -> None:
+    told: list[int] = []
+    recipes = {name: METHODS[name].of(RECIPE) for name in ("cutmix", "tl_align")}
+    speeds = measure_speeds(recipes, 3, told.append)
+    assert list(speeds) == ["cutmix", "tl_align"]
+    assert (speeds["cutmix"].ratio, speeds["cutmix"].low, speeds["cutmix"].high) == (1.0, 1.0, 1.0)
+    assert speeds["tl_align"].low <= speeds["tl_align"].ratio <= speeds["tl_align"].high
+    assert told == [1] * 4

@@ -1,0 +1,112 @@
+"""`labelflow compare`, as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labelflow.cli import main
+
+SETTINGS = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
+SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--group", "8", "--workers", "0"]
+SETTINGS += ["--epochs", "2", "--warmup-epochs", "1", "--speed-rounds", "1"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(out: Path, *more: str) -> list[str]:
+    compare = ["compare", "quickstart", "cutmix", "tl_align", "--out", str(out), *SETTINGS, *more]
+    return [sys.executable, "-m", "labelflow", *compare]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods and two seeds, two cells at once; stopped in the middle, and gone on with."""
+    out = tmp_path_factory.mktemp("compare")
+    begun = subprocess.Popen(command(out, "--seeds", "0", "1", "--jobs", "2", "--epochs", "60"), env=ENVIRONMENT)
+    wait_for(lambda: len(list(out.glob("runs/*/metrics.jsonl"))) == 2, begun)
+    begun.send_signal(signal.SIGTERM)
+    assert begun.wait(120) == 130
+    wait_for(lambda: len(list(out.glob("runs/*/checkpoints/0*"))) == 2)  # both were told, and saved
+    assert not list(out.glob("cells/*"))
+    done = subprocess.run(
+        command(out, "--seeds", "0", "1", "--jobs", "2"), env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tl_align, seed 1:" in done.stdout
+    return out
+
+
+def wait_for(what: object, process: "subprocess.Popen[bytes] | None" = None) -> None:
+    for _ in range(1200):
+        if what():  # type: ignore[operator]
+            return
+        assert process is None or process.poll() is None
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
+
+
+def test_it_leaves_cells_and_pages(finished: Path) -> None:
+    cells = [json.loads(path.read_text()) for path in sorted(finished.glob("cells/*.json"))]
+    assert sorted((cell["method"], cell["seed"]) for cell in cells) == [
+        (method, seed) for method in ("cutmix", "tl_align") for seed in (0, 1)
+    ]
+    page = (finished / "compare.html").read_text()
+    assert page.count("<circle") == 4
+    assert "http" not in page.replace("http://www.w3.org", "")  # it opens offline
+    assert (finished / "compare.md").read_text().startswith("| method")
+    assert (finished / "compare.svg").read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert set(json.loads((finished / "speed.json").read_text())["speeds"]) == {"cutmix", "tl_align"}
+
+
+def test_finished_cells_are_reused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.glob("cells/*")}
+    arguments = command(finished, "--seeds", "0", "1")[3:]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert "cutmix" in table
+    assert "tl_align" in table
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("cells/*")} == before
+    assert main(command(finished, "--seeds", "0", "1", "2", "--table-only")[3:]) == 0
+    assert "2 cells are not finished" in capsys.readouterr().err
+
+
+def test_cells_of_other_code_are_reused_only_when_asked(
+    finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labelflow.compare.cells.code_version", lambda: "another")
+    arguments = command(finished, "--seeds", "0", "1", "--table-only")[3:]
+    assert main(arguments) == 2
+    assert "no cell of this comparison is finished" in capsys.readouterr().err
+    assert main([*arguments, "--any-code"]) == 0
+    assert "not finished" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare"], ""),
+        (["compare", "--seeds", "1"], "name the recipe first: labelflow compare RECIPE METHODS"),
+        (["compare", "quickstart", "cutmix"], "name at least two methods, the baseline first"),
+        (["compare", "quickstart", "cutmix", "cutmix"], "each method may come once"),
+        (["compare", "quickstart", "cutmix", "tl_aling"], "did you mean tl_align"),
+        (["compare", "quickstart", "cutmix", "token_label"], "token_label need dense labels: labelflow annotate"),
+        (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be different"),
+        (["compare", "quickstart", "cutmix", "tl_align", "--jobs", "0"], "--jobs must be at least 1"),
+    ],
+)
+def test_bad_input_is_told_before_any_work(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == (2 if message else 0)
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
