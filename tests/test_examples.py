@@ -15,7 +15,9 @@ from PIL import Image
 
 import labelflow
 from labelflow.cli import Train, _parse
+from labelflow.compare_command import Compare
 from labelflow.recipes import RECIPES, find
+from labelflow.recipes.methods import METHODS, find_method
 from labelflow.tasks import train_run
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,23 @@ def test_align_timm(tmp_path: Path) -> None:
     with Image.open(tmp_path / "picture.png") as picture:
         assert min(picture.size) > 500
         assert len(picture.convert("RGB").getcolors(2**24) or []) > 1000  # something is drawn
+
+
+def test_mixers(tmp_path: Path) -> None:
+    printed = run("examples/mixers.py", "--out", tmp_path / "picture.png")
+    assert all(name in printed for name in ("SaliencyMix", "Attentive-CutMix", "Puzzle-Mix", "TokenMix", "SMMix"))
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert len(picture.convert("RGB").getcolors(2**24) or []) > 1000
+
+
+def test_rivals(tmp_path: Path) -> None:
+    model = "vit_tiny_patch16_224(embed_dim=24, depth=2, num_heads=3)"
+    options = ["--model", model, "--batch", "2", "--rounds", "1", "--later", "--out", tmp_path]
+    assert "puzzlemix" in run("benchmarks/rivals.py", *options)
+    speeds = json.loads((tmp_path / "rivals.json").read_text())
+    assert speeds["cutmix"]["ratio"] == 1
+    assert speeds["attentive_cutmix"]["ratio"] < 0.9  # a ResNet-50 beside so small a model
+    assert len(speeds) == 9
 
 
 def test_step_overhead(tmp_path: Path) -> None:
@@ -105,6 +124,16 @@ def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
             name, *settings = shlex.split(line.split("labelflow train ")[1], comments=True)
             if name != "RECIPE":
                 _parse(Train, settings, "", default=Train(find(name).recipe, Path("runs")))
+
+        if "labelflow compare " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+            name, *settings = shlex.split(line.split("labelflow compare ")[1], comments=True)
+            options = _parse(Compare, settings, "", default=Compare((), find(name).recipe, Path("compare")))
+            assert all(map(find_method, options.methods))
+
+
+def test_the_page_of_comparisons_has_every_method() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text()
+    assert all(f"`{name}`" in page for name in METHODS)
 
 
 def test_the_page_of_recipes_has_them_all() -> None:
