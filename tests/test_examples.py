@@ -56,6 +56,13 @@ def test_rivals(tmp_path: Path) -> None:
     assert len(speeds) == 9
 
 
+def test_alignment_gap(tmp_path: Path) -> None:
+    tiny = find("quickstart").recipe.change(data="world(train=8, val=8)", batch=8, group=8, epochs=1, warmup_epochs=0)
+    train_run(tiny.change(workers=0), tmp_path / "run", resume=False)
+    assert "TransMix" in run("benchmarks/alignment_gap.py", tmp_path / "run", "--pairs", "8", "--out", tmp_path)
+    assert json.loads((tmp_path / "alignment_gap.json").read_text())["run"]["tl_align"] < 0.2
+
+
 def test_step_overhead(tmp_path: Path) -> None:
     name = "deit_tiny_patch16_224"
     printed = run("benchmarks/step_overhead.py", "--models", name, "--batch", "1", "--rounds", "2", "--out", tmp_path)

@@ -46,7 +46,7 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
 
 
 def _work(cell: Cell, out: Path, quiet: bool) -> Result | None:
-    with _claimed(cell.run(out).with_suffix(".lock")) as mine:
+    with _claimed(out / "runs" / f".{cell.name}.lock") as mine:
         return (cell.finished(out) or run_cell(cell, out, quiet)) if mine else None
 
 
