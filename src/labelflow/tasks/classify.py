@@ -37,8 +37,8 @@ class Recipe:
     mixer: str = "cutmix(alpha=1.0)"
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
     target: str = "tl_align"
-    """What it is trained on: plain, tl_align, transmix, sm_mix; with --labels token_label, token_label_aligned, relabel,
-    token_mix."""
+    """What it is trained on: plain, tl_align, transmix, sm_mix; with --labels token_label, token_label_aligned,
+    relabel, token_mix."""
     smoothing: float = 0.1
     """Label smoothing."""
     data: Data = field(default_factory=Data)
