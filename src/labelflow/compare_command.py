@@ -1,6 +1,7 @@
 """`labelflow compare`: the same training under several methods and seeds."""
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.compare import Cell, Row, make_cells, markdown, measure_speeds, rows, run_cells, write_page
-from labelflow.compare.cells import Result
+from labelflow.compare.cells import Result, is_main_process
 from labelflow.compare.page import HEAD, NOTE, cells_of, write_svg
 from labelflow.engine.progress import Counted
 from labelflow.engine.run import whole_file
 from labelflow.recipes.methods import METHODS, Method, find_method
-from labelflow.tasks import Recipe
+from labelflow.tasks import Classification, Recipe
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ def run_compare(name: str, options: Compare) -> None:
     results = {cell: result for cell in cells if (result := _finished(cell, options.out, options.any_code))}
     missing = [cell for cell in cells if cell not in results]
     if not options.table_only and missing:
-        with Counted("comparing", "cells", len(cells), quiet=options.jobs == 1) as progress:
+        for cell in {cell.method: cell for cell in missing}.values():
+            Classification(cell.recipe, tell=lambda text: None)  # what would stop it at night stops it now
+        quiet = options.jobs == 1 or not is_main_process()
+        with Counted("comparing", "cells", len(cells), quiet) as progress:
             progress.skip(len(results))
 
             def done(cell: Cell, result: Result | None) -> None:
@@ -63,6 +67,8 @@ def run_compare(name: str, options: Compare) -> None:
                     progress.advance(1)
 
             run_cells(missing, options.out, options.jobs, done)
+    if not is_main_process():
+        return
     if not results:
         raise ValueError(f"no cell of this comparison is finished in {options.out}")
     speeds = _speeds(options, methods)
@@ -71,7 +77,7 @@ def run_compare(name: str, options: Compare) -> None:
 
 
 def _check(methods: list[Method], recipe: Recipe) -> None:
-    """What would stop a cell in the middle of the night stops the comparison now."""
+    """The names, and the labels that some need."""
     names = [method.name for method in methods]
     if len(names) < 2:
         raise ValueError(f"name at least two methods, the baseline first; there are {', '.join(METHODS)}")
@@ -97,7 +103,7 @@ def _finished(cell: Cell, out: Path, any_code: bool) -> Result | None:
 
 def _speeds(options: Compare, methods: list[Method]) -> dict[str, float]:
     """Measured once for the same methods, and kept."""
-    if not options.speed_rounds:
+    if not options.speed_rounds or "WORLD_SIZE" in os.environ:  # launched processes would wait for one another
         return {}
     path = options.out / "speed.json"
     asked = {method.name: [method.mixer, method.target] for method in methods}

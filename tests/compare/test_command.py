@@ -95,6 +95,14 @@ def test_cells_of_other_code_are_reused_only_when_asked(
         (["compare", "quickstart", "cutmix", "cutmix"], "each method may come once"),
         (["compare", "quickstart", "cutmix", "tl_aling"], "did you mean tl_align"),
         (["compare", "quickstart", "cutmix", "token_label"], "token_label need dense labels: labelflow annotate"),
+        (
+            ["compare", "quickstart", "cutmix", "a=cutmix(grid=0)/plain"],
+            "grid, a patch's side in pixels, must be at least 1",
+        ),
+        (
+            ["compare", "quickstart", "cutmix", "a=attentive_cutmix(start='no.pth')/plain"],
+            "there is no checkpoint no.pth",
+        ),
         (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be different"),
         (["compare", "quickstart", "cutmix", "tl_align", "--jobs", "0"], "--jobs must be at least 1"),
     ],

@@ -6,6 +6,7 @@ OUT/runs/METHOD-SEED-KEY/        its run
 
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -112,11 +113,17 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
         "recipe": asdict(cell.recipe.change(data=cell.data_name, root="", labels=Path(cell.recipe.data.labels).name)),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
-    cell.file(out).parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1) + "\n"
-    with whole_file(cell.file(out)) as path:
-        path.write_text(text)
+    if is_main_process():
+        cell.file(out).parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(cell.file(out)) as path:
+            path.write_text(text)
     return json.loads(text)
+
+
+def is_main_process() -> bool:
+    """Of those that torchrun launched."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
