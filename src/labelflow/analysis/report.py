@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from labelflow.analysis.curves import line_chart, number
+from labelflow.analysis.html import document
 from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.data import Data, Stream, open_source
@@ -63,18 +64,7 @@ def _page(run: Run, loaded: Loaded | None, samples: str) -> str:
         **{key: value for key, value in recipe.items() if isinstance(value, dict)},
     }
     tables = "".join(_table(group.capitalize(), values) for group, values in groups.items())
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(name)} – labelflow</title>
-<style>
-{Path(__file__).with_name("report.css").read_text()}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <h1>{escape(name)}</h1>
 <p>{escape(" · ".join(str(recipe[key]) for key in ("model", "mixer", "target")))}</p>
 <dl class="tiles">{"".join(_tile(*tile) for tile in _results(recipe["training"], metrics, parameters))}</dl>
@@ -84,10 +74,8 @@ def _page(run: Run, loaded: Loaded | None, samples: str) -> str:
 <section><h2>Labels that follow tokens</h2>{samples}</section>
 {_dense_labels(loaded)}
 <section><h2>Recipe and environment</h2><div class="tables">{tables}</div></section>
-</main>
-</body>
-</html>
-"""
+</main>"""
+    return document(name, body)
 
 
 def _dense_labels(loaded: Loaded | None) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import labelflow.analysis.report as report
 from labelflow.analysis.curves import number, ticks
+from labelflow.analysis.html import document
 from labelflow.compare.statistics import Row
 from labelflow.engine.run import whole_file
 
@@ -75,9 +75,15 @@ def plot(rows: Sequence[Row]) -> str:
     return f'<svg {size} role="img" aria-label="Top-1 accuracy, %: {escape(told)}">{"".join(parts)}</svg>'
 
 
+STYLE = """
+.wide { overflow-x: auto; padding: .75rem; } .wide table { border-collapse: collapse; }
+.wide th, .wide td { padding: .25rem .9rem .25rem 0; text-align: left; white-space: nowrap; }
+.wide thead th { white-space: normal; vertical-align: bottom; }
+.spread { stroke: currentColor; stroke-width: 2; opacity: .55; } .plot { max-width: 46rem; padding: .75rem; }
+"""
 STANDALONE = """<style>text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
 .rule { stroke: #e3e5e8; } .spread { stroke: currentColor; stroke-width: 2; opacity: .55; }
-.line-0 { color: #c2570c; } .line-1 { color: #0b7f86; }</style>"""
+.line-0 { color: #0b7f86; } .line-1 { color: #c2570c; }</style>"""
 
 
 def write_svg(path: Path, rows: Sequence[Row]) -> None:
@@ -94,30 +100,11 @@ def write_page(path: Path, title: str, facts: Sequence[str], rows: Sequence[Row]
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(text)}</td>" for text in rest)}</tr>'
         for first, *rest in map(cells_of, rows)
     )
-    page = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)} – labelflow</title>
-<style>
-{Path(report.__file__).with_name("report.css").read_text()}
-.wide {{ overflow-x: auto; padding: .75rem; }} .wide table {{ border-collapse: collapse; }}
-.wide th, .wide td {{ padding: .25rem .9rem .25rem 0; text-align: left; white-space: nowrap; }}
-.wide thead th {{ white-space: normal; vertical-align: bottom; }}
-.spread {{ stroke: currentColor; stroke-width: 2; opacity: .55; }} .plot {{ max-width: 46rem; padding: .75rem; }}
-</style>
-</head>
-<body>
-<header><h1>{escape(title)}</h1>{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}</header>
+    page = f"""<header><h1>{escape(title)}</h1>{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}</header>
 <main>
 <section><figure class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></figure>
 <p>{escape(NOTE)}</p></section>
 <section><h2>Seeds and spread</h2><figure class="plot">{plot(rows)}</figure></section>
-</main>
-</body>
-</html>
-"""
+</main>"""
     with whole_file(path) as draft:
-        draft.write_text(page, encoding="utf-8")
+        draft.write_text(document(title, page, STYLE), encoding="utf-8")
