@@ -16,7 +16,10 @@ from torch import Tensor
 
 from labelflow.align import Student
 from labelflow.chance import generator
-from labelflow.data import eval_batches, open_source
+from labelflow.data import Stream, eval_transform, open_source
+from labelflow.data.loader import fixed_batches
+from labelflow.data.transforms import as_view
+from labelflow.data.views import Draw
 from labelflow.mixers import CutMix
 from labelflow.models.create import create
 from labelflow.targets import TLAlign, TransMix
@@ -47,8 +50,13 @@ def main() -> None:
     for folder in options.runs:
         loaded = load_run(folder, weights="last")
         data, card = loaded.recipe.data, json.loads((folder / "model.json").read_text())
-        loader = eval_batches(open_source(data, "val"), data, batch=64, rank=0, processes=1)
-        images = [batch.images for batch, _ in zip(loader, range(-(-options.pairs // 64)), strict=False)]
+        source = open_source(data, "val")
+        assert not isinstance(source, Stream)
+        chosen = torch.randperm(len(source), generator=generator(0))[: options.pairs].tolist()  # of all classes
+        batches = [
+            [Draw(index, 0, index) for index in chosen[start : start + 64]] for start in range(0, len(chosen), 64)
+        ]
+        images = [batch.images for batch in fixed_batches(source, as_view(eval_transform(data)), data, batches)]
         torch.manual_seed(0)
         fresh = create(card["model"], **card["arguments"]).eval()
         trained = gaps(TLAlign().student(loaded.model), images)

@@ -1,5 +1,7 @@
 """Mix: what it derives from partner and share, and what it refuses."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -97,3 +99,31 @@ class TestBadInput:
             lf.Mix(torch.tensor([1.0, 0.0]), torch.ones(2, 1, 8, 8))
         with pytest.raises(ValueError, match="soft_labels"):
             self.mix.blend(torch.tensor([3, 4]))
+
+
+@given(cells=st.integers(1, 5), rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 2**31))
+def test_places_follow_the_cells_that_were_moved(cells: int, rows: int, columns: int, seed: int) -> None:
+    """The middle of each place lies in a cell, at some point of it; the place shows that point of the source cell."""
+    chance = torch.Generator().manual_seed(seed)
+    sources = torch.randint(0, cells * cells, (2, 2, cells, cells), generator=chance)
+    mix = lf.Mix(torch.tensor([1, 0]), torch.ones(2, 1, 4 * cells, 4 * cells), sources=sources)
+    for which, places in enumerate(mix.places((rows, columns))):
+        assert places.shape == (2, rows * columns)
+        for image in range(2):
+            for row in range(rows):
+                for column in range(columns):
+                    down, across = (
+                        Fraction(2 * row + 1, 2 * rows) * cells,
+                        Fraction(2 * column + 1, 2 * columns) * cells,
+                    )
+                    source = int(sources[image, which, int(down), int(across)])
+                    at_row = (source // cells + down % 1) / cells * rows
+                    at_column = (source % cells + across % 1) / cells * columns
+                    assert places[image, row * columns + column] == int(at_row) * columns + int(at_column)
+    if rows % cells == 0 and columns % cells == 0:  # as pixels move
+        maps = torch.rand(2, 1, rows, columns, generator=chance)
+        own, pasted = mix.places((rows, columns))
+        assert torch.equal(maps.flatten(1).gather(1, own), mix.own(maps).flatten(1))
+        assert torch.equal(maps[mix.partner].flatten(1).gather(1, pasted), mix.pasted(maps).flatten(1))
+    still = lf.Mix(torch.tensor([1, 0]), torch.ones(2, 1, 8, 8)).places((rows, columns))[1]
+    assert torch.equal(still, torch.arange(rows * columns).expand(2, -1))

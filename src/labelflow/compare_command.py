@@ -1,23 +1,27 @@
 """`labelflow compare`: the same training under several methods and seeds."""
 
+import hashlib
 import json
 import os
+import platform
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from rich.console import Console
 from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.compare import Cell, Row, make_cells, markdown, measure_speeds, rows, run_cells, write_page
-from labelflow.compare.cells import Result, is_main_process
+from labelflow.compare.cells import Result, headline
 from labelflow.compare.page import HEAD, NOTE, cells_of, write_svg
 from labelflow.engine.progress import Counted
 from labelflow.engine.run import whole_file
 from labelflow.recipes.methods import METHODS, Method, find_method
 from labelflow.tasks import Classification, Recipe
+from labelflow.tasks.runs import flat
 
 
 @dataclass(frozen=True)
@@ -49,31 +53,49 @@ def run_compare(name: str, options: Compare) -> None:
     methods = [find_method(text) for text in options.methods]
     _check(methods, options.recipe)
     cells = make_cells(options.recipe, methods, options.seeds)
-    results = {cell: result for cell in cells if (result := _finished(cell, options.out, options.any_code))}
+    results = {cell: result for cell in cells if (result := _finished(cell, options))}
     missing = [cell for cell in cells if cell not in results]
-    if not options.table_only and missing:
+    speeds: dict[str, float] = {}
+    failed: dict[Cell, Exception] = {}
+    # What would stop a cell at night stops it now: all are built, or even take a step.
+    if options.speed_rounds and "RANK" not in os.environ:  # launched processes would wait for one another
+        speeds = _speeds(options, cells)
+    elif not options.table_only:
         for cell in {cell.method: cell for cell in missing}.values():
-            Classification(cell.recipe, tell=lambda text: None)  # what would stop it at night stops it now
-        quiet = options.jobs == 1 or not is_main_process()
-        with Counted("comparing", "cells", len(cells), quiet) as progress:
-            progress.skip(len(results))
-
-            def done(cell: Cell, result: Result | None) -> None:
-                if result is None:
-                    progress.say(f"{cell.method}, seed {cell.seed}: another program works at it")
-                else:
-                    results[cell] = result
-                    progress.say(f"{cell.method}, seed {cell.seed}: {result['metrics']['top1']:.1f} % top-1")
-                    progress.advance(1)
-
-            run_cells(missing, options.out, options.jobs, done)
-    if not is_main_process():
+            Classification(cell.recipe, tell=lambda text: None)
+    if missing and not options.table_only:
+        failed = _train(missing, results, options)
+    if os.environ.get("RANK", "0") != "0":
         return
     if not results:
-        raise ValueError(f"no cell of this comparison is finished in {options.out}")
-    speeds = _speeds(options, methods)
-    ordered = [results[cell] for method in methods for cell in cells if cell.method == method.name and cell in results]
-    _show(name, options, rows(ordered, speeds), len(cells) - len(results))
+        why = "".join(f"; {cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
+        raise ValueError(f"no cell of this comparison is finished in {options.out}{why}")
+    ordered = [results[cell] for cell in cells if cell in results]
+    _show(name, options, rows(ordered, speeds, [method.name for method in methods]), ordered, len(cells))
+    if failed:
+        told = "; ".join(f"{cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
+        raise ValueError(f"{len(failed)} cells failed, and the table is without them: {told}")
+
+
+def _train(missing: list[Cell], results: dict[Cell, Result], options: Compare) -> dict[Cell, Exception]:
+    """Adds to the results, and returns what failed."""
+    failed: dict[Cell, Exception] = {}
+    alone = options.jobs == 1  # then the cell has a bar of its own
+    with Counted("comparing", "cells", len(missing), quiet=alone) as progress:
+        tell = print if alone and os.environ.get("RANK", "0") == "0" else progress.say
+
+        def done(cell: Cell, result: Result | Exception | None) -> None:
+            told = "another program works at it" if result is None else f"failed: {result}"
+            if isinstance(result, Exception):
+                failed[cell] = result
+            elif result is not None:
+                results[cell] = result
+                told = f"{result['metrics'][headline(result['metrics'])]:.1f} % top-1"
+            tell(f"{cell.method}, seed {cell.seed}: {told}")
+            progress.advance(1)
+
+        run_cells(missing, options.out, options.jobs, done)
+    return failed
 
 
 def _check(methods: list[Method], recipe: Recipe) -> None:
@@ -90,40 +112,34 @@ def _check(methods: list[Method], recipe: Recipe) -> None:
         )
 
 
-def _finished(cell: Cell, out: Path, any_code: bool) -> Result | None:
-    exact = cell.finished(out)
-    if exact is not None or not any_code:
-        return exact
-    for path in sorted((out / "cells").glob(f"{cell.method}-{cell.seed}-*.json")):
-        before = json.loads(path.read_text())
-        if Cell(cell.method, cell.recipe, cell.data, before["code"]).key == before["key"]:
-            return before
-    return None
+def _finished(cell: Cell, options: Compare) -> Result | None:
+    exact = cell.finished(options.out)
+    return exact or (cell.finished_by_other_code(options.out) if options.any_code else None)
 
 
-def _speeds(options: Compare, methods: list[Method]) -> dict[str, float]:
-    """Measured once for the same methods, and kept."""
-    if not options.speed_rounds or "WORLD_SIZE" in os.environ:  # launched processes would wait for one another
-        return {}
-    path = options.out / "speed.json"
-    asked = {method.name: [method.mixer, method.target] for method in methods}
-    if path.exists():
-        kept = json.loads(path.read_text())
-        if kept["methods"] == asked or options.table_only:
-            return {name: value["ratio"] for name, value in kept["speeds"].items()}
-    if options.table_only:
-        return {}
-    with Counted("measuring speed", "rounds", options.speed_rounds + 1) as progress:
-        recipes = {method.name: method.of(options.recipe) for method in methods}
-        speeds = measure_speeds(recipes, options.speed_rounds, progress.advance)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as draft:
-        kept = {"methods": asked, "speeds": {name: asdict(speed) for name, speed in speeds.items()}}
-        draft.write_text(json.dumps(kept, indent=1) + "\n")
-    return {name: speed.ratio for name, speed in speeds.items()}
+def _speeds(options: Compare, cells: list[Cell]) -> dict[str, float]:
+    """images/s relative to the first method; measured once for the same cells, and kept."""
+    recipes = {cell.method: cell.recipe for cell in cells if cell.seed == options.seeds[0]}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    settings = [device, [[name, dict(flat(asdict(recipe)))] for name, recipe in recipes.items()]]
+    key = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
+    path = options.out / "speeds" / f"{key}.json"
+    if not path.exists():
+        if options.table_only:
+            return {}
+        with Counted("measuring speed", "rounds", options.speed_rounds + 1) as progress:
+            try:
+                speeds = measure_speeds(recipes, options.speed_rounds, progress.advance)
+            except torch.OutOfMemoryError:
+                progress.say("not all methods fit into the memory at once: the table is without their speeds")
+                return {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as draft:
+            draft.write_text(json.dumps({name: asdict(speed) for name, speed in speeds.items()}, indent=1) + "\n")
+    return {name: speed["ratio"] for name, speed in json.loads(path.read_text()).items()}
 
 
-def _show(name: str, options: Compare, table: list[Row], missing: int) -> None:
+def _show(name: str, options: Compare, table: list[Row], results: list[Result], cells: int) -> None:
     printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(HEAD)), box=None)
     for row in table:
         printed.add_row(*cells_of(row))
@@ -136,9 +152,12 @@ def _show(name: str, options: Compare, table: list[Row], missing: int) -> None:
         f"{training.batch}, learning rate {training.scaled_lr:g}, seeds {', '.join(map(str, options.seeds))}.",
         f"{sum(row.seconds for row in table) / 3600:.1f} hours of training.",
     ]
-    if missing:
-        facts.append(f"{missing} cells are not finished.")
-        print(f"\n{missing} cells are not finished; the same command goes on.", file=sys.stderr)
+    versions = {result["code"] for result in results}
+    if len(versions) > 1:
+        facts.append(f"The cells are of {len(versions)} versions of the code.")
+    if len(results) < cells:
+        facts.append(f"{cells - len(results)} cells are not finished.")
+        print(f"\n{cells - len(results)} cells are not finished; the same command goes on.", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
     write_page(options.out / "compare.html", f"{name}: {len(table)} methods", facts, table)
     write_svg(options.out / "compare.svg", table)

@@ -110,9 +110,31 @@ class Mix:
         own = share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
         return torch.lerp(values[self.partner], values, own)
 
+    def places(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Which token of the own image, and of the partner's, lies at each place of a grid: (B, h·w) each, counted row
+        by row. Where the grid does not divide into the cells that were moved, it is the token at the place's middle."""
+        if self.sources is None:
+            place = torch.arange(grid[0] * grid[1], device=self.share.device).expand(len(self.partner), -1)
+            return place, place
+        cells = (self.sources.shape[2], self.sources.shape[3])
+        (row, down), (column, right) = (
+            _in_cells(side, count, self.share.device) for side, count in zip(grid, cells, strict=True)
+        )
+        source = self.sources[:, :, row][..., column]  # (B, 2, h, w)
+        rows = (2 * grid[0] * (source // cells[1]) + down[:, None]) // (2 * cells[0])
+        columns = (2 * grid[1] * (source % cells[1]) + right) // (2 * cells[1])
+        own, pasted = (rows * grid[1] + columns).flatten(2).unbind(1)
+        return own, pasted
+
     def tokens(self, grid: tuple[int, int]) -> Tensor:
         """How much of each token is one's own, (B, h, w): its area fraction, for any grid."""
         return F.adaptive_avg_pool2d(self.share, grid).squeeze(1)
+
+
+def _in_cells(side: int, cells: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The cell of a line in which the middle of each place lies, and how far in it, in parts of 2·side: (side,) each"""
+    middle = (2 * torch.arange(side, device=device) + 1) * cells
+    return middle // (2 * side), middle % (2 * side)
 
 
 def _moved(maps: Tensor, sources: Tensor) -> Tensor:

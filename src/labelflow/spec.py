@@ -41,12 +41,34 @@ def mixture(text: str) -> list[tuple[float, str]]:
     [(0.5, 'mixup(alpha=0.8)'), (0.5, 'cutmix')]
     """
     parts = []
-    for part in text.split("+"):
-        weight, star, name = part.rpartition("*")
+    for part in split(text, "+"):
+        weight, *rest = split(part, "*")
+        star, name = bool(rest), "*".join(rest) if rest else weight
         try:
             parts.append((float(weight) if star else 1.0, name.strip()))
         except ValueError:
             raise ValueError(f"{weight.strip()!r} in {text!r} is not a number; write 0.5*name + 0.5*name") from None
+    return parts
+
+
+def split(text: str, mark: str) -> list[str]:
+    """At every mark that stands outside of brackets and quotes.
+
+    >>> split("0.5*cnn(start='a+b*c') + 0.5*cutmix", "+")
+    ["0.5*cnn(start='a+b*c') ", ' 0.5*cutmix']
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+        if letter == mark and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
     return parts
 
 

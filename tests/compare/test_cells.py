@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from labelflow.compare import make_cells
 from labelflow.compare.cells import Cell, code_version, run_cell
 from labelflow.compare.speed import measure_speeds
 from labelflow.data import Data
 from labelflow.engine import Training
+from labelflow.guides import Mixing
 from labelflow.recipes.methods import METHODS, find_method, token_side
 from labelflow.tasks import Classification, Recipe
 
@@ -21,18 +23,35 @@ RECIPE = Recipe(
 )
 
 
+WORLDS = ["world(train=32, val=16)", "world(train=32, val=8)", "world(train=32, val=16, seed=1)"]
+
+
 def cell(**changes: object) -> Cell:
     return Cell("cutmix", RECIPE.change(**changes), "data", "code")
 
 
 def test_a_key_tells_what_is_computed() -> None:
     key = cell().key
-    for changes in ({"lr": 1e-3}, {"seed": 1}, {"mixer": "none"}, {"epochs": 2}, {"data": "world(train=32, val=8)"}):
+    for changes in ({"lr": 1e-3}, {"seed": 1}, {"mixer": "none"}, {"epochs": 2}, {"image_size": 64}):
         assert cell(**changes).key != key
     for changes in ({"workers": 3}, {"keep": 5}, {"log_updates": 7}):  # what is kept and shown only
         assert cell(**changes).key == key
     assert Cell("cutmix", RECIPE, "other data", "code").key != key
     assert Cell("cutmix", RECIPE, "data", "other code").key != key
+    made = {make_cells(RECIPE.change(data=data), [METHODS["cutmix"]], (0,))[0].key for data in WORLDS}
+    assert len(made) == len(WORLDS)
+
+
+def test_a_key_tells_which_weights_it_starts_from(tmp_path: Path) -> None:
+    model = Classification(RECIPE).student.model
+
+    def key(name: str) -> str:
+        return make_cells(RECIPE.change(start=str(tmp_path / name)), [METHODS["cutmix"]], (0,))[0].key
+
+    save_file(model.state_dict(), tmp_path / "one.safetensors")
+    save_file(model.state_dict(), tmp_path / "same.safetensors")
+    save_file({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "other.safetensors")
+    assert key("one.safetensors") == key("same.safetensors") != key("other.safetensors")
 
 
 def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
@@ -103,14 +122,35 @@ def test_methods_of_one_s_own() -> None:
     method = find_method("mine=0.5*mixup(alpha=0.8) + 0.5*random_patches(patch={patch})/tl_align(layers=[-1])")
     assert method.of(RECIPE).mixer == "0.5*mixup(alpha=0.8) + 0.5*random_patches(patch=8)"
     assert method.target == "tl_align(layers=[-1])"
-    with pytest.raises(ValueError, match="NAME=MIXER/TARGET"):
-        find_method("mine=cutmix")
+    file = find_method("mine=attentive_cutmix(start='a/b=c.pth')/plain")
+    assert (file.mixer, file.target) == ("attentive_cutmix(start='a/b=c.pth')", "plain")
+    for wrong in ("mine=cutmix", "my-name=cutmix/plain", "mine=attentive_cutmix(start='a/b.pth')"):
+        with pytest.raises(ValueError, match="NAME=MIXER/TARGET"):
+            find_method(wrong)
     with pytest.raises(ValueError, match="no method 'cutmx'; did you mean cutmix"):
         find_method("cutmx")
     assert token_side(RECIPE.change(model="deit_tiny_patch16_224")) == 16
     assert token_side(RECIPE.change(model="swin_tiny_patch4_window7_224")) == 4
     with pytest.raises(ValueError, match="does not say how large its tokens are"):
         token_side(RECIPE.change(model="resnet18"))
+
+
+def test_mixers_in_turn_are_all_measured() -> None:
+    asked: list[str] = []
+
+    class Told(Mixing):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.text = text
+
+        def __call__(self, *arguments: object) -> object:
+            asked.append(self.text)
+            return super().__call__(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("labelflow.compare.speed.Mixing", Told)
+        measure_speeds({"both": METHODS["mixup_cutmix"].of(RECIPE)}, 1)
+    assert asked == ["mixup(alpha=0.8)", "cutmix(alpha=1.0)"] * 2
 
 
 def test_speeds_are_relative_to_the_first() -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from labelflow.cli import main
+from labelflow.cli import _parse, main
+from labelflow.compare import Cell, make_cells
+from labelflow.compare_command import Compare
+from labelflow.recipes import find
+from labelflow.recipes.methods import find_method
 
 SETTINGS = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
 SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--group", "8", "--workers", "0"]
@@ -60,7 +64,41 @@ def test_it_leaves_cells_and_pages(finished: Path) -> None:
     assert "http" not in page.replace("http://www.w3.org", "")  # it opens offline
     assert (finished / "compare.md").read_text().startswith("| method")
     assert (finished / "compare.svg").read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
-    assert set(json.loads((finished / "speed.json").read_text())["speeds"]) == {"cutmix", "tl_align"}
+    (speeds,) = finished.glob("speeds/*.json")
+    assert json.loads(speeds.read_text())["cutmix"]["ratio"] == 1
+    assert set(json.loads(speeds.read_text())) == {"cutmix", "tl_align"}
+
+
+def test_launched_processes_share_each_cell(tmp_path: Path) -> None:
+    launched = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617", "-m", "labelflow"]
+    arguments = command(tmp_path, "--seeds", "0", "--epochs", "1", "--warmup-epochs", "0")[3:]
+    done = subprocess.run(
+        [sys.executable, *launched, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("cells/*.json"))]
+    assert [(cell["method"], cell["environment"]["processes"]) for cell in cells] == [("cutmix", 2), ("tl_align", 2)]
+    assert done.stdout.count("look at it") == 1
+
+
+def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A learning rate that is fine for one method, and an endless loss for none: the weights are broken by hand."""
+    arguments = command(tmp_path, "--seeds", "0", "--epochs", "1", "--warmup-epochs", "0", "--speed-rounds", "0")[3:]
+    spoilt = tmp_path / "runs"
+    (cell,) = (cell for cell in cells_of_command(arguments) if cell.method == "cutmix")
+    (spoilt / cell.name).mkdir(parents=True)
+    (spoilt / cell.name / "recipe.json").write_text("{")  # a run that cannot be gone on with
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert "1 cells failed, and the table is without them: cutmix, seed 0:" in told.err
+    assert "is damaged" in told.err
+    assert [path.name.split("-")[0] for path in tmp_path.glob("cells/*.json")] == ["tl_align"]
+    assert "tl_align" in (tmp_path / "compare.md").read_text()
+
+
+def cells_of_command(arguments: list[str]) -> list[Cell]:
+    options = _parse(Compare, arguments[2:], "", default=Compare((), find("quickstart").recipe, Path("compare")))
+    return make_cells(options.recipe, [find_method(name) for name in options.methods], options.seeds)
 
 
 def test_finished_cells_are_reused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,7 @@ def result(method: str, seed: int, top1: float, **more: object) -> dict[str, obj
         "method": method,
         "seed": seed,
         "metrics": {"top1": top1, **more},
+        "val_samples": 10_000,
         "peak_memory": 2**20 * (seed + 1),
         "parameters": 470_000,
         "guide_parameters": 3_400_000 if method == "attentive" else 0,
@@ -63,7 +64,21 @@ def result(method: str, seed: int, top1: float, **more: object) -> dict[str, obj
 def table() -> list[Row]:
     results = [result("cutmix", seed, 50.0 + seed) for seed in range(3)]
     results += [result("attentive", seed, 48.0 + seed, ema_top1=55.0 + seed) for seed in range(3)]
-    return rows([*results, result("late <one>", 0, 51.0)], {"cutmix": 1.0, "attentive": 0.876})
+    results.append(result("late <one>", 0, 51.0))
+    methods = ["cutmix", "not begun", "attentive", "late <one>"]
+    return rows(results, {"cutmix": 1.0, "attentive": 0.876}, methods)
+
+
+def test_without_the_baseline_nothing_is_better() -> None:
+    (row,) = rows([result("tl_align", seed, 70.0) for seed in range(3)], {}, ["cutmix", "tl_align"])
+    assert row.against_first is None
+    assert cells_of(row)[2:4] == ["", ""]
+
+
+def test_equal_differences_are_rounding_not_certainty() -> None:
+    first, other = {0: 70.0, 1: 71.0}, {0: 70.4, 1: 71.4}
+    assert compare(first, other, step=0.1).verdict == "no difference shown"
+    assert compare(first, {0: 90.0, 1: 91.0}, step=0.1).verdict == "better"
 
 
 def test_the_table(table: list[Row]) -> None:

@@ -139,7 +139,7 @@ def test_costs_are_those_of_the_definition(lam: float) -> None:
     torch.manual_seed(0)
     images, partner, own = torch.rand(3, 3, 16, 24) * 4, torch.tensor([1, 2, 0]), torch.rand(3, 2, 2)
     own /= own.sum((1, 2), keepdim=True)
-    mixer = lf.PuzzleMix(neigh=2)
+    mixer = lf.PuzzleMix(neigh=2, std=(0.229, 0.224, 0.225))
     costs = mixer._costs(images, partner, own, own[partner], lam)
     shares = torch.tensor(list(itertools.product((0.0, 1.0), repeat=4))).view(-1, 2, 2)
     naive = torch.tensor([costs_by_hand(mixer, images, partner, own, lam, z.expand(3, 2, 2)) for z in shares])
@@ -259,7 +259,10 @@ def test_every_number_of_blocks_has_its_turn() -> None:
         (lambda: lf.PuzzleMix(gamma=2), "gamma"),
         (lambda: lf.PuzzleMix(neigh=0), "neigh"),
         (lambda: lf.PuzzleMix()(torch.rand(2, 3, 25, 35), importance=torch.rand(2, 4, 4)), r"blocks=\(5,\) would do"),
-        (lambda: lf.PuzzleMix()(torch.rand(2, 1, 8, 8), importance=torch.rand(2, 4, 4)), "3 values for .* 1 channels"),
+        (
+            lambda: lf.PuzzleMix(std=(1, 1, 1))(torch.rand(2, 1, 8, 8), importance=torch.rand(2, 4, 4)),
+            "3 values for .* 1 channels",
+        ),
         (lambda: lf.PuzzleMix()(torch.rand(2, 3, 8, 8), importance=torch.rand(3, 4, 4)), "importance"),
     ],
 )

@@ -60,7 +60,8 @@ def test_the_definition(mixer: lf.mixers.Mixer, smoothing: float) -> None:
     classes = torch.tensor([0, 3, 1, 2, 3])
     truth = truth_for(5, 16)._replace(classes=lf.soft_labels(classes, C, smoothing))
     logits = torch.randn(5, C)
-    [term] = TokenMixTarget()(Output(logits), truth, mix)
+    smoothed = truth._replace(dense=truth.dense.smoothed(smoothing, C))  # as training has them; A is what it was
+    [term] = TokenMixTarget()(Output(logits), smoothed, mix)
     assert_close(term.value, by_hand(logits, truth, mix, smoothing))
 
 

@@ -103,9 +103,13 @@ def _pairs(loaded: Loaded) -> list[tuple[Tensor, tuple[int, int]]]:
 
 def _draw(mixing: Mixing, scene: Scene, number: int) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one; each is the other's partner."""
-    draws = [mixing(scene, generator(number, attempt))[0] for attempt in range(DRAWS)]
-    mix = next((mix for mix in draws if 0.2 <= mix.lam[0] <= 0.8), draws[0])
-    return replace(mix, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
+    shown = mixing(scene, generator(number, 0))[0]
+    for attempt in range(DRAWS):
+        mix = mixing(scene, generator(number, attempt))[0]
+        if mix.partner.tolist() == [1, 0] and 0.2 <= mix.lam[0] <= 0.8:
+            shown = mix
+            break
+    return replace(shown, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
 
 
 def photo(image: Tensor, data: Data) -> Image.Image:

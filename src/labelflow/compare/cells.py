@@ -11,12 +11,14 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import timm
 import torch
+import torchvision
 
 import labelflow
 from labelflow.data import Stream, open_source
@@ -26,10 +28,13 @@ from labelflow.guides import Mixing
 from labelflow.labels import Store
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
+from labelflow.tasks.classify import weights_file
 from labelflow.tasks.runs import FREE, flat
 
 Result = dict[str, Any]  # what a cell came to, as in its file
 
+# Where things lie; what lies there is part of a key by its content.
+PLACES = {"data", "root", "labels", "start"}
 # What only shows, names or compares results: it changes nothing that a run computes.
 SHOWING = re.compile(r"(analysis|recipes|compare)/|(cli|__main__|\w+_commands?)\.py$")
 
@@ -38,7 +43,7 @@ SHOWING = re.compile(r"(analysis|recipes|compare)/|(cli|__main__|\w+_commands?)\
 class Cell:
     method: str
     recipe: Recipe  # in full, with its seed
-    data: str  # a digest of the samples and of the dense labels
+    data: str  # digests of the samples, of the dense labels, and of the weights to start from
     code: str  # the version, and a digest of the code that computes
 
     @property
@@ -48,14 +53,8 @@ class Cell:
     @property
     def key(self) -> str:
         """Of all that decides what the cell computes, but not of where its files lie."""
-        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in FREE | {"labels", "root"}}
-        settings["data"] = "" if Path(self.recipe.data.data).is_dir() else self.recipe.data.data
+        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in FREE | PLACES}
         return _digest(json.dumps([settings, self.data, self.code], sort_keys=True))
-
-    @property
-    def data_name(self) -> str:
-        """Without the path of a folder."""
-        return Path(self.recipe.data.data).name if Path(self.recipe.data.data).is_dir() else self.recipe.data.data
 
     @property
     def name(self) -> str:
@@ -69,17 +68,30 @@ class Cell:
 
     def finished(self, out: Path) -> Result | None:
         """What it came to before."""
-        try:
-            return json.loads(self.file(out).read_text())
-        except FileNotFoundError:
-            return None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.file(out)} is damaged: {error}; remove it, and the cell is trained anew") from None
+        return read_result(self.file(out)) if self.file(out).exists() else None
+
+    def finished_by_other_code(self, out: Path) -> Result | None:
+        """The newest of the same cells that other versions of the code have finished."""
+        paths = sorted(
+            (out / "cells").glob(f"{self.method}-{self.seed}-*.json"), key=lambda path: -path.stat().st_mtime
+        )
+        found = map(read_result, paths)
+        return next((one for one in found if replace(self, code=one["code"]).key == one["key"]), None)
+
+
+def read_result(path: Path) -> Result:
+    try:
+        result = json.loads(path.read_text())
+        if missing := {"method", "seed", "key", "code", "metrics"} - result.keys():
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        return result
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; remove it, and the cell is trained anew") from None
 
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
     """Seed by seed, so that all methods have as many when time runs out."""
-    data, code = data_digest(recipe), code_version()
+    data, code = " ".join([data_digest(recipe), start_digest(recipe.start)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(one.data.labels for one in resolved.values()) else ""
     return [
@@ -92,7 +104,9 @@ def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) ->
 def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
     """Train it, or go on where it was interrupted, and write what it came to."""
     begun = time.perf_counter()
-    metrics = train_run(cell.recipe, cell.run(out), resume=True, name=cell.name, quiet=quiet)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    metrics = train_run(cell.recipe, cell.run(out), resume=True, name=cell.name, quiet=quiet, free=FREE | PLACES)
     run = Run(cell.run(out))
     lines = run.metrics()
     card, environment = run.read("model.json"), run.read("environment.json")
@@ -103,6 +117,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
         "code": cell.code,
         "data": cell.data,
         "samples": card["samples"],
+        "val_samples": len(open_source(cell.recipe.data, "val")),
         "metrics": metrics,
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
@@ -110,20 +125,20 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
         "peak_memory": peak_memory(),
         "parameters": card["parameters"],
         "guide_parameters": Mixing(cell.recipe.mixer).parameters,
-        "recipe": asdict(cell.recipe.change(data=cell.data_name, root="", labels=Path(cell.recipe.data.labels).name)),
+        "recipe": asdict(_without_paths(cell.recipe)),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     text = json.dumps(result, indent=1) + "\n"
-    if is_main_process():
+    if os.environ.get("RANK", "0") == "0":  # of launched processes, the main one
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cell.file(out)) as path:
             path.write_text(text)
     return json.loads(text)
 
 
-def is_main_process() -> bool:
-    """Of those that torchrun launched."""
-    return os.environ.get("RANK", "0") == "0"
+def _without_paths(recipe: Recipe) -> Recipe:
+    names = {name: Path(getattr(recipe.data, name)).name for name in ("data", "root", "labels")}
+    return recipe.change(**names, start=Path(recipe.start).name)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
@@ -153,16 +168,24 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe) -> str:
-    """Of the names of all samples and their classes; of a stream, of how many there are."""
+    """Of a folder, the names of all samples and their classes; otherwise the data's name, and how many there are."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split)
         parts += [split, *source.classes, str(len(source))]
         if isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
-        elif not isinstance(source, Stream):
-            parts += [source.key(0), source.key(len(source) - 1)]
+        elif isinstance(source, Stream):  # what is read depends on where it is, and on how many read it
+            parts += [recipe.data.data, recipe.data.root, str(recipe.data.workers)]
+        else:
+            parts.append(recipe.data.data)
     return _digest("\n".join(parts))
+
+
+def start_digest(start: str) -> str:
+    """Of a file of weights, or of a run's; nothing of a name."""
+    path = Path(weights_file(start))
+    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if start and path.is_file() else ""
 
 
 def code_version() -> str:
@@ -170,7 +193,8 @@ def code_version() -> str:
     root = Path(labelflow.__file__).parent
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     code = [f"{name}\n{(root / name).read_text()}" for name in files if not SHOWING.match(name)]
-    return f"{labelflow.__version__}+{_digest(''.join(code))}"
+    versions = f"{torch.__version__} {torchvision.__version__} {timm.__version__}"
+    return f"{labelflow.__version__}+{_digest(versions + ''.join(code))}"
 
 
 def _digest(text: str) -> str:

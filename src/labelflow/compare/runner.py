@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.context import ForkServerContext
@@ -16,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState
 from filelock import FileLock, Timeout
 
 from labelflow.compare.cells import Cell, Result, run_cell
 
 
-def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Result | None], None]) -> None:
-    """Train all of them. `done` is told as each is finished, None of one that is left to another program; what is
-    finished when one fails is kept."""
+def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Result | Exception | None], None]) -> None:
+    """Train all of them. `done` is told what each came to: its result, why it failed, or None, if it is left to another
+    program."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if jobs > 1:
             raise ValueError("launched processes share each cell: leave --jobs at 1")
         for cell in cells:
+            AcceleratorState._reset_state(reset_partial_state=True)  # the cell before has ended its processes' group
             done(cell, run_cell(cell, out))
         return
     context = multiprocessing.get_context("forkserver")  # its processes start with everything imported
@@ -42,7 +45,16 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                done(running.pop(future), future.result())
+                cell = running.pop(future)
+                try:
+                    done(cell, future.result())
+                except BrokenProcessPool:
+                    raise ValueError(
+                        f"a process was killed while it trained {cell.method}, seed {cell.seed}, or another cell: is "
+                        "the memory full? The same command goes on; try fewer --jobs"
+                    ) from None
+                except (ValueError, OSError, torch.OutOfMemoryError) as error:
+                    done(cell, error)
 
 
 def _work(cell: Cell, out: Path, quiet: bool) -> Result | None:
@@ -64,8 +76,10 @@ def _claimed(lock: Path) -> Iterator[bool]:
     except Timeout:
         yield False
         return
-    with held:
+    try:
         yield True
+    finally:
+        held.release()
 
 
 @contextmanager

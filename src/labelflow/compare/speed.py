@@ -11,7 +11,9 @@ from labelflow.chance import Purpose, generator
 from labelflow.data import Batch
 from labelflow.engine import make_accelerator
 from labelflow.engine.optim import make_optimizer
+from labelflow.guides import Mixing
 from labelflow.loss import total
+from labelflow.spec import mixture
 from labelflow.tasks import Classification, Recipe
 
 
@@ -28,15 +30,21 @@ def measure_speeds(
 ) -> dict[str, Speed]:
     """Each round takes one update of each method, on the same samples; the first round is left out.
 
-    Reading images is not part of it: batches are there. On a CPU, time is that of the processor: other programs make
-    less of a difference.
+    Reading images is not part of it: batches are there. On a CPU it is the processor's time on one thread: other
+    programs make less of a difference. Where mixers take turns, each is measured, and counts as often as it comes.
     """
-    steps = {name: _Step(recipe) for name, recipe in recipes.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):
-        for name, step in steps.items():
-            times[name].append(step(number))
-        advance(1)
+    threads = torch.get_num_threads()
+    if not torch.accelerator.is_available():
+        torch.set_num_threads(1)
+    try:
+        steps = {name: _Step(recipe) for name, recipe in recipes.items()}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for number in range(rounds + 1):
+            for name, step in steps.items():
+                times[name].append(step(number))
+            advance(1)
+    finally:
+        torch.set_num_threads(threads)
     first = next(iter(times.values()))[1:]
     table = {}
     for name, seconds in times.items():
@@ -53,6 +61,7 @@ class _Step:
         group = recipe.training.group
         self.recipe = recipe.change(batch=group, workers=0)
         self.task = Classification(self.recipe, tell=lambda text: None)
+        self.mixings = [(weight, Mixing(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)
         self.student, self.optimizer = self.accelerator.prepare(
             self.task.student, make_optimizer(self.task.student, self.recipe.training)
@@ -62,12 +71,17 @@ class _Step:
         self.batch = read.to(self.accelerator.device)
 
     def __call__(self, number: int) -> float:
-        begun = self._now()
-        chance = generator(self.recipe.training.seed, Purpose.MIX, number, 0)
-        self.accelerator.backward(total(self.task.terms(self.student, self.batch, chance)))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return self._now() - begun
+        """Seconds."""
+        expected = 0.0
+        for weight, mixing in self.mixings:
+            self.task.mixing = mixing
+            begun = self._now()
+            chance = generator(self.recipe.training.seed, Purpose.MIX, number, 0)
+            self.accelerator.backward(total(self.task.terms(self.student, self.batch, chance)))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            expected += weight * (self._now() - begun)
+        return expected
 
     def _now(self) -> float:
         if self.accelerator.device.type == "cpu":

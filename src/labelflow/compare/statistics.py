@@ -51,8 +51,11 @@ class Row:
         return stdev(self.accuracies.values()) if len(self.accuracies) > 1 else None
 
 
-def compare(first: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+def compare(first: Mapping[int, float], other: Mapping[int, float], step: float = 0.0) -> Difference | None:
     """other - first over the seeds that both have, with Student's t for paired differences.
+
+    step: what one more right answer adds to an accuracy. Differences do not spread less than that: if they are equal,
+    that is rounding, not certainty.
 
     >>> compare({0: 70.0, 1: 71.0, 2: 70.5}, {0: 71.0, 1: 72.1, 2: 71.4}).verdict
     'better'
@@ -67,27 +70,34 @@ def compare(first: Mapping[int, float], other: Mapping[int, float]) -> Differenc
         return Difference(middle, float("-inf"), float("inf"), 1)
     free = count - 1  # degrees of freedom; beyond the table, the approximation is right to 0.001
     t = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 / (1 - 1.2 / free)
-    reach = t * stdev(differences) / sqrt(count)
+    reach = t * max(stdev(differences), step) / sqrt(count)
     return Difference(middle, middle - reach, middle + reach, count)
 
 
-def rows(results: Sequence[Result], speeds: Mapping[str, float]) -> list[Row]:
-    """One for each method, in the order in which they come; the first is what the others are compared with."""
-    methods = list(dict.fromkeys(result["method"] for result in results))
+def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequence[str]) -> list[Row]:
+    """One for each method that has results; the first method is what the others are compared with."""
+    accuracy = {
+        method: {
+            cell["seed"]: cell["metrics"][headline(cell["metrics"])] for cell in results if cell["method"] == method
+        }
+        for method in methods
+    }
     table: list[Row] = []
     for method in methods:
         cells = [result for result in results if result["method"] == method]
-        accuracies = {cell["seed"]: cell["metrics"][headline(cell["metrics"])] for cell in cells}
+        if not cells:
+            continue
+        step = 100 / cells[0]["val_samples"]
         table.append(
             Row(
                 method,
-                accuracies,
+                accuracy[method],
                 speeds.get(method),
                 max(cell["peak_memory"] for cell in cells),
                 cells[0]["parameters"],
                 cells[0]["guide_parameters"],
                 sum(cell["seconds"] for cell in cells),
-                compare(table[0].accuracies, accuracies) if table else None,
+                compare(accuracy[methods[0]], accuracy[method], step) if method != methods[0] else None,
             )
         )
     return table

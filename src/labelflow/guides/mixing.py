@@ -30,7 +30,7 @@ class Mixing:
         if not isinstance(mixer, Guided):
             return mixer(scene.images, generator), None
         look = self.guides[mixer.guide](scene)
-        return mixer(scene.images, generator, importance=look.importance), look
+        return mixer(scene.colours, generator, importance=look.importance), look
 
     @property
     def parameters(self) -> int:

@@ -25,7 +25,7 @@ class Mixer(Protocol):
 
 @runtime_checkable
 class Guided(Protocol):
-    """A mixer that is shown what matters in each image before."""
+    """A mixer that is shown what matters in each image before; its images are colours from 0 to 1."""
 
     guide: str  # a name in labelflow.guides.GUIDES, with arguments where wanted
 
@@ -49,7 +49,7 @@ def check_importance(importance: Tensor, images: Tensor) -> Tensor:
         raise ValueError(
             f"importance must have the shape (B, h, w) with B = {len(images)}, not {tuple(importance.shape)}"
         )
-    return importance.detach().float().nan_to_num(0.0).clamp(min=0.0)
+    return importance.detach().to(images.device, torch.float32).nan_to_num(0.0).clamp(min=0.0)
 
 
 def check_alpha(alpha: float) -> float:

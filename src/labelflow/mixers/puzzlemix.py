@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.data.constants import IMAGENET_DEFAULT_STD
 from torch import Generator, Tensor
 
 from labelflow.mix import Mix
@@ -39,7 +38,7 @@ class PuzzleMix:
     of which a block's side has `neigh`. eta: how closely λ is followed.
     transport: False leaves blocks at their places.
     size: of the images that the gradient is taken of, as a part of theirs; 1.0 is the paper's.
-    std: of the colours, with which the images were normalised: it makes differences those of pixels in [0, 1].
+    std: with which the images were normalised: it makes differences those of pixels in [0, 1]. Left out, they are such.
     pairing: "flip" pairs the first image with the last, "permute" at random.
 
     >>> images, importance = torch.rand(8, 3, 224, 224), torch.rand(8, 224, 224)
@@ -57,7 +56,7 @@ class PuzzleMix:
         neigh: int = 4,
         transport: bool = True,
         size: float = 0.5,
-        std: Sequence[float] = IMAGENET_DEFAULT_STD,
+        std: Sequence[float] = (1.0,),
         pairing: Pairing = "permute",
     ) -> None:
         if not blocks or min(blocks) < 1:
@@ -76,7 +75,7 @@ class PuzzleMix:
 
     def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix:
         batch, height, width = check_images(images, generator)
-        importance = check_importance(importance, images).to(images.device)
+        importance = check_importance(importance, images)
         fitting = [count for count in self.blocks if height % count == 0 and width % count == 0]
         if not fitting:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from labelflow.models.create import create
-from labelflow.spec import build, known, parse
+from labelflow.spec import build, known, parse, split
 from labelflow.targets import TARGETS
 from labelflow.tasks import Recipe
 from labelflow.tokens import embedding_of
@@ -20,6 +20,7 @@ class Method:
     about: str
     mixer: str
     target: str = "plain"
+    smoothing: float | None = None  # None: the recipe's
 
     @property
     def dense(self) -> bool:
@@ -29,7 +30,9 @@ class Method:
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe with this method; dense labels stay only where they are used."""
         mixer = self.mixer.format(patch=token_side(recipe)) if "{patch}" in self.mixer else self.mixer
-        return recipe.change(mixer=mixer, target=self.target, labels=recipe.data.labels if self.dense else "")
+        smoothing = recipe.smoothing if self.smoothing is None else self.smoothing
+        labels = recipe.data.labels if self.dense else ""
+        return recipe.change(mixer=mixer, target=self.target, smoothing=smoothing, labels=labels)
 
 
 MIXUP, CUTMIX = "mixup(alpha=0.8)", "cutmix(alpha=1.0)"
@@ -54,7 +57,7 @@ METHODS = {
             "mixtoken(alpha=1.0, patch={patch})",
             "token_label_aligned(beta=0.5)",
         ),
-        Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel"),
+        Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel", smoothing=0.0),
         Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix"),
         Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
         # Mixing strategies with and without alignment (TL-Align, Table 7)
@@ -76,13 +79,15 @@ def find_method(text: str) -> Method:
     >>> find_method("grid=cutmix(grid=8)/tl_align").mixer
     'cutmix(grid=8)'
     """
-    name, equals, rest = text.partition("=")
-    if equals and name.isidentifier():
-        mixer, slash, target = rest.rpartition("/")
-        if not slash:
-            raise ValueError(f"{text!r} is not of the form NAME=MIXER/TARGET, such as grid=cutmix(grid=8)/tl_align")
-        return Method(name, rest, mixer, target)
-    return METHODS[known(text, METHODS, "method")]
+    name, *rest = split(text, "=")
+    if not rest:
+        return METHODS[known(text, METHODS, "method")]
+    mixer, *target = split("=".join(rest), "/")
+    if len(target) != 1 or not name.isidentifier():
+        raise ValueError(
+            f"{text!r} is not of the form NAME=MIXER/TARGET, such as grid=cutmix(grid=8)/tl_align; NAME is one word"
+        )
+    return Method(name, "=".join(rest), mixer, target[0])
 
 
 def token_side(recipe: Recipe) -> int:

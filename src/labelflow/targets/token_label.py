@@ -68,9 +68,6 @@ def mixed_cells(labels: Sparse, mix: Mix) -> Sparse:
     share = mix.tokens((rows, columns)).flatten(1)
     if mix.sources is None:
         return labels.mixed(mix.partner, share)
-    place = (
-        torch.arange(rows * columns, device=share.device).reshape(1, 1, rows, columns).expand(len(share), -1, -1, -1)
-    )
-    own, pasted = mix.own(place).flatten(1), mix.pasted(place).flatten(1)  # (B, N): what lies where
+    own, pasted = mix.places((rows, columns))
     other = Sparse(*(part[mix.partner] for part in labels))
     return labels.at(own).blended(other.at(pasted), share)

@@ -30,24 +30,26 @@ class TokenMixTarget:
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert truth.dense is not None
-        own, pasted = shown(class_map(truth.dense, truth.classes.argmax(1), mix), mix)  # (B,) each
-        rest = truth.classes.amin(1, keepdim=True)  # what smoothing gave to every class
+        rest = truth.classes.amin(1, keepdim=True)  # what smoothing gave to every class, of images and tokens alike
+        own, pasted = shown(class_map(truth.dense, truth.classes.argmax(1), rest), mix)  # (B,) each
         above = truth.classes - rest
         labels = own.unsqueeze(1) * above + pasted.unsqueeze(1) * above[mix.partner] + (rest + rest[mix.partner]) / 2
         loss = F.binary_cross_entropy_with_logits(output.logits.float(), labels.clamp(max=1))
         return [Term("class", loss)]
 
 
-def class_map(dense: TokenLabels, classes: Tensor, mix: Mix) -> Tensor:
-    """Where each image's class (B,) is, as its dense labels have it: (B, 1, h, w), of sum 1."""
+def class_map(dense: TokenLabels, classes: Tensor, smoothing: Tensor) -> Tensor:
+    """Where each image's class (B,) is, as its dense labels tell without smoothing (B, 1): (B, N), of sum 1."""
     labels = dense.tokens
     found = labels.rest + (labels.above * (labels.classes == classes.reshape(-1, 1, 1))).sum(-1)  # (B, N)
+    found = (found - smoothing).clamp(min=0)
     total = found.sum(1, keepdim=True)
-    found = (found / total).where(total > 0, 1 / found.shape[1])
-    return found.unflatten(1, token_grid(found.shape[1], mix.share.shape[2], mix.share.shape[3])).unsqueeze(1)
+    return (found / total).where(total > 0, 1 / found.shape[1])
 
 
 def shown(maps: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
-    """How much of the own image's map, and of its partner's, the mixed image shows: (B, 1, h, w) -> (B,), (B,)"""
-    share = mix.tokens((maps.shape[2], maps.shape[3])).unsqueeze(1)
-    return (mix.own(maps) * share).sum((1, 2, 3)), (mix.pasted(maps) * (1 - share)).sum((1, 2, 3))
+    """How much of the own image's map, and of its partner's, the mixed image shows: (B, N) -> (B,), (B,)"""
+    grid = token_grid(maps.shape[1], mix.share.shape[2], mix.share.shape[3])
+    own, pasted = mix.places(grid)
+    share = mix.tokens(grid).flatten(1)
+    return (maps.gather(1, own) * share).sum(1), (maps[mix.partner].gather(1, pasted) * (1 - share)).sum(1)

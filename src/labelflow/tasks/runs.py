@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,12 +27,14 @@ from labelflow.tasks.classify import Classification, Evaluation, Recipe, check_c
 FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
-def train_run(recipe: Recipe, folder: Path, resume: bool, name: str = "", quiet: bool = False) -> dict[str, float]:
-    """Train a recipe in a folder; returns the metrics of the last evaluation."""
+def train_run(
+    recipe: Recipe, folder: Path, resume: bool, name: str = "", quiet: bool = False, free: Collection[str] = FREE
+) -> dict[str, float]:
+    """Train a recipe in a folder; returns the metrics of the last evaluation. free: settings that may have changed."""
     accelerator = make_accelerator(recipe.training, folder)
     run = Run(folder)
     check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
-    _check_folder(run, recipe, resume)
+    _check_folder(run, recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.model}, {recipe.mixer}, {recipe.target}, in {folder}")
@@ -159,12 +161,12 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _check_folder(run: Run, recipe: Recipe, resume: bool) -> None:
+def _check_folder(run: Run, recipe: Recipe, resume: bool, free: Collection[str]) -> None:
     if not (run / "recipe.json").exists():
         return
     if not resume:
         raise ValueError(f"{run.folder} holds a run already; go on with --resume, or choose another --out")
-    changed = [change for change in differences(read_recipe(run), recipe) if change[0] not in FREE]
+    changed = [change for change in differences(read_recipe(run), recipe) if change[0] not in free]
     if changed:
         told = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
         raise ValueError(
