@@ -130,7 +130,7 @@ def test_moved_windows_take_their_map_along() -> None:
         places = mix.sources[i, 1].flatten()[inside]
         y[i] += (truth.classes[i] - 0.02) * own[~inside].sum() / own.sum() + 0.01
         y[i] += (truth.classes[1 - i] - 0.02) * other[places].sum() / other.sum() + 0.01
-    [term] = TokenMixTarget()(Output(logits), truth, mix)
+    [term] = TokenMixTarget()(Output(logits), truth._replace(dense=truth.dense.smoothed(0.1, C)), mix)
     assert_close(term.value, torch.nn.functional.binary_cross_entropy_with_logits(logits, y.clamp(max=1)))
 
 
