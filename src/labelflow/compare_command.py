@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from filelock import FileLock
 from rich.console import Console
 from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
@@ -21,7 +22,6 @@ from labelflow.engine.progress import Counted
 from labelflow.engine.run import whole_file
 from labelflow.recipes.methods import METHODS, Method, find_method
 from labelflow.tasks import Classification, Recipe
-from labelflow.tasks.runs import flat
 
 
 @dataclass(frozen=True)
@@ -117,25 +117,33 @@ def _finished(cell: Cell, options: Compare) -> Result | None:
     return exact or (cell.finished_by_other_code(options.out) if options.any_code else None)
 
 
+def _pace(recipe: Recipe) -> list[object]:
+    """The settings that a step's time depends on."""
+    training = recipe.training
+    how = [training.group, training.optimizer, training.precision, training.compile, training.checkpointing]
+    return [recipe.model, recipe.mixer, recipe.target, recipe.data.image_size, *how]
+
+
 def _speeds(options: Compare, cells: list[Cell]) -> dict[str, float]:
     """images/s relative to the first method; measured once for the same cells, and kept."""
     recipes = {cell.method: cell.recipe for cell in cells if cell.seed == options.seeds[0]}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    settings = [device, [[name, dict(flat(asdict(recipe)))] for name, recipe in recipes.items()]]
+    settings = [device, [[name, _pace(recipe)] for name, recipe in recipes.items()]]
     key = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
     path = options.out / "speeds" / f"{key}.json"
-    if not path.exists():
-        if options.table_only:
-            return {}
-        with Counted("measuring speed", "rounds", options.speed_rounds + 1) as progress:
-            try:
-                speeds = measure_speeds(recipes, options.speed_rounds, progress.advance)
-            except torch.OutOfMemoryError:
-                progress.say("not all methods fit into the memory at once: the table is without their speeds")
-                return {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as draft:
-            draft.write_text(json.dumps({name: asdict(speed) for name, speed in speeds.items()}, indent=1) + "\n")
+    if options.table_only and not path.exists():
+        return {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{key}.lock")):  # programs that run at once measure once
+        if not path.exists():
+            with Counted("measuring speed", "rounds", options.speed_rounds + 1) as progress:
+                try:
+                    speeds = measure_speeds(recipes, options.speed_rounds, progress.advance)
+                except torch.OutOfMemoryError:
+                    progress.say("not all methods fit into the memory at once: the table is without their speeds")
+                    return {}
+            with whole_file(path) as draft:
+                draft.write_text(json.dumps({name: asdict(one) for name, one in speeds.items()}, indent=1) + "\n")
     return {name: speed["ratio"] for name, speed in json.loads(path.read_text()).items()}
 
 
@@ -159,8 +167,9 @@ def _show(name: str, options: Compare, table: list[Row], results: list[Result], 
         facts.append(f"{cells - len(results)} cells are not finished.")
         print(f"\n{cells - len(results)} cells are not finished; the same command goes on.", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
-    write_page(options.out / "compare.html", f"{name}: {len(table)} methods", facts, table)
-    write_svg(options.out / "compare.svg", table)
-    with whole_file(options.out / "compare.md") as draft:
-        draft.write_text(markdown(table))
+    with FileLock(options.out / ".lock"):
+        write_page(options.out / "compare.html", f"{name}: {len(table)} methods", facts, table)
+        write_svg(options.out / "compare.svg", table)
+        with whole_file(options.out / "compare.md") as draft:
+            draft.write_text(markdown(table))
     print(f"\n  look at it     {options.out / 'compare.html'}")

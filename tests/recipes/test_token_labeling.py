@@ -181,7 +181,7 @@ def test_figures_4_and_5() -> None:
 
 def test_labels_are_asked_for_where_they_are_used() -> None:
     for entry in RECIPES.values():
-        dense = parse(entry.recipe.target).name in ("token_label", "token_label_aligned", "relabel")
+        dense = parse(entry.recipe.target).name in ("token_label", "token_label_aligned", "relabel", "token_mix")
         assert bool(entry.recipe.data.labels) == dense == ("--labels LABELS" in entry.command), entry.name
         if parse(entry.recipe.model).name.startswith("lvvit"):  # a second classifier needs labels of its own
             has_one = parse(entry.recipe.model).arguments.get("aux_head", True)

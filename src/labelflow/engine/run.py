@@ -57,7 +57,7 @@ class Run:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of `path` when all is written."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f".{path.name}.draft")
     try:
         yield draft
         _to_disk(draft)
