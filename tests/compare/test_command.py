@@ -70,7 +70,7 @@ def test_it_leaves_cells_and_pages(finished: Path) -> None:
 
 
 def test_launched_processes_share_each_cell(tmp_path: Path) -> None:
-    launched = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617", "-m", "labelflow"]
+    launched = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "labelflow"]
     arguments = command(tmp_path, "--seeds", "0", "--epochs", "1", "--warmup-epochs", "0")[3:]
     done = subprocess.run(
         [sys.executable, *launched, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300

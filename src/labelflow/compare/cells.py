@@ -101,12 +101,12 @@ def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) ->
     ]
 
 
-def run_cell(cell: Cell, out: Path, quiet: bool = False) -> Result:
+def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> Result:
     """Train it, or go on where it was interrupted, and write what it came to."""
     begun = time.perf_counter()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    metrics = train_run(cell.recipe, cell.run(out), resume=True, name=cell.name, quiet=quiet, free=FREE | PLACES)
+    metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=FREE | PLACES, last=last)
     run = Run(cell.run(out))
     lines = run.metrics()
     card, environment = run.read("model.json"), run.read("environment.json")

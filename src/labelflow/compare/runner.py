@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState
 from filelock import FileLock, Timeout
 
 from labelflow.compare.cells import Cell, Result, run_cell
@@ -30,8 +29,7 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
         if jobs > 1:
             raise ValueError("launched processes share each cell: leave --jobs at 1")
         for cell in cells:
-            AcceleratorState._reset_state(reset_partial_state=True)  # the cell before has ended its processes' group
-            done(cell, run_cell(cell, out))
+            done(cell, run_cell(cell, out, last=cell is cells[-1]))
         return
     context = multiprocessing.get_context("forkserver")  # its processes start with everything imported
     assert isinstance(context, ForkServerContext)

@@ -28,9 +28,18 @@ FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tr
 
 
 def train_run(
-    recipe: Recipe, folder: Path, resume: bool, name: str = "", quiet: bool = False, free: Collection[str] = FREE
+    recipe: Recipe,
+    folder: Path,
+    resume: bool,
+    name: str = "",
+    quiet: bool = False,
+    free: Collection[str] = FREE,
+    last: bool = True,
 ) -> dict[str, float]:
-    """Train a recipe in a folder; returns the metrics of the last evaluation. free: settings that may have changed."""
+    """Train a recipe in a folder; returns the metrics of the last evaluation.
+
+    free: settings that may have changed since the run began. last: whether launched processes part afterwards.
+    """
     accelerator = make_accelerator(recipe.training, folder)
     run = Run(folder)
     check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
@@ -70,7 +79,11 @@ def train_run(
         except Interrupted:  # in all processes; where one fails alone, the others must not be waited for
             accelerator.end_training()
             raise
-        accelerator.end_training()
+        if last:
+            accelerator.end_training()
+        else:
+            for tracker in accelerator.trackers:
+                tracker.finish()
         return metrics
 
 
