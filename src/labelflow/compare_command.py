@@ -57,12 +57,12 @@ def run_compare(name: str, options: Compare) -> None:
     missing = [cell for cell in cells if cell not in results]
     speeds: dict[str, float] = {}
     failed: dict[Cell, Exception] = {}
-    # What would stop a cell at night stops it now: all are built, or even take a step.
-    if options.speed_rounds and "RANK" not in os.environ:  # launched processes would wait for one another
-        speeds = _speeds(options, cells)
-    elif not options.table_only:
+    # What would stop a cell at night stops it now: all are built, and take a step where their speed is measured.
+    if not options.table_only:
         for cell in {cell.method: cell for cell in missing}.values():
             Classification(cell.recipe, tell=lambda text: None)
+    if options.speed_rounds and "RANK" not in os.environ:  # launched processes would wait for one another
+        speeds = _speeds(options, cells)
     if missing and not options.table_only:
         failed = _train(missing, results, options)
     if os.environ.get("RANK", "0") != "0":
