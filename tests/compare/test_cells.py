@@ -52,6 +52,8 @@ def test_a_key_tells_which_weights_it_starts_from(tmp_path: Path) -> None:
     save_file(model.state_dict(), tmp_path / "same.safetensors")
     save_file({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "other.safetensors")
     assert key("one.safetensors") == key("same.safetensors") != key("other.safetensors")
+    names = {make_cells(RECIPE.change(start=name), [METHODS["cutmix"]], (0,))[0].key for name in ("", "pretrained")}
+    assert len(names) == 2
 
 
 def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:

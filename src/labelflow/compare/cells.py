@@ -183,9 +183,9 @@ def data_digest(recipe: Recipe) -> str:
 
 
 def start_digest(start: str) -> str:
-    """Of a file of weights, or of a run's; nothing of a name."""
+    """Of a file of weights, or of a run's; a name, such as pretrained, stands for itself."""
     path = Path(weights_file(start))
-    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if start and path.is_file() else ""
+    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else start
 
 
 def code_version() -> str:
