@@ -24,7 +24,6 @@ import labelflow
 from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run, whole_file
-from labelflow.guides import Mixing
 from labelflow.labels import Store
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
@@ -124,7 +123,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
         "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - begun, 1),
         "peak_memory": peak_memory(),
         "parameters": card["parameters"],
-        "guide_parameters": Mixing(cell.recipe.mixer).parameters,
+        "guide_parameters": card["guide_parameters"],
         "recipe": asdict(_without_paths(cell.recipe)),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }

@@ -27,9 +27,9 @@ class Method:
         """Whether it needs dense labels."""
         return bool(build(self.target, TARGETS, "target").dense)
 
-    def of(self, recipe: Recipe) -> Recipe:
-        """The recipe with this method; dense labels stay only where they are used."""
-        mixer = self.mixer.format(patch=token_side(recipe)) if "{patch}" in self.mixer else self.mixer
+    def of(self, recipe: Recipe, patch: int = 0) -> Recipe:
+        """The recipe with this method; dense labels stay only where they are used. patch, if known: a token's side."""
+        mixer = self.mixer.format(patch=patch or token_side(recipe)) if "{patch}" in self.mixer else self.mixer
         smoothing = recipe.smoothing if self.smoothing is None else self.smoothing
         labels = recipe.data.labels if self.dense else ""
         return recipe.change(mixer=mixer, target=self.target, smoothing=smoothing, labels=labels)

@@ -8,7 +8,7 @@ from labelflow.tasks import Recipe
 
 def rival(method: str, size: str = "small") -> Recipe:
     """DeiT's recipe under another method: what TL-Align's Table 2 compares."""
-    return METHODS[method].of(deit(size).change(labels=LABELS))
+    return METHODS[method].of(deit(size).change(labels=LABELS), patch=16)
 
 
 SALIENCYMIX = f"SaliencyMix, arXiv 2006.01791, in the recipe of {DEIT}"

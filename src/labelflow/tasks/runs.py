@@ -50,7 +50,13 @@ def train_run(
         with accelerator.local_main_process_first():  # which downloads what is not there
             task = Classification(recipe, progress.say)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        card = {**task.card, "samples": task.samples, "labels": task.labels, "parameters": parameters}
+        card = {
+            **task.card,
+            "samples": task.samples,
+            "labels": task.labels,
+            "parameters": parameters,
+            "guide_parameters": task.mixing.parameters,
+        }
         if (run / "model.json").exists():
             before = run.read("model.json")
             check_classes(before["classes"], task.classes, f"the data for {folder}")
