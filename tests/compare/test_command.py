@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods and two seeds, two cells at once; stopped in the middle, and gone on with."""
     out = tmp_path_factory.mktemp("compare")
     begun = subprocess.Popen(command(out, "--seeds", "0", "1", "--jobs", "2", "--epochs", "60"), env=ENVIRONMENT)
-    wait_for(lambda: len(list(out.glob("runs/*/metrics.jsonl"))) == 2, begun)
+    wait_for(lambda: len(trained(out)) == 2, begun)
     begun.send_signal(signal.SIGTERM)
     assert begun.wait(120) == 130
     wait_for(lambda: len(list(out.glob("runs/*/checkpoints/0*"))) == 2)  # both were told, and saved
@@ -43,6 +43,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tl_align, seed 1:" in done.stdout
     return out
+
+
+def trained(out: Path) -> list[Path]:
+    """The runs that have made an update, and so are stopped with a checkpoint: a file without a line comes before."""
+    return [path.parent for path in out.glob("runs/*/metrics.jsonl") if path.stat().st_size]
 
 
 def wait_for(what: object, process: "subprocess.Popen[bytes] | None" = None) -> None:
