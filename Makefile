@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test lint docs bench clean
 
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
@@ -16,6 +16,10 @@ lint: .venv/installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: .venv/installed  ## the documentation, in site/
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "look at it: site/index.html (or, with its search: $(BIN)/python -m mkdocs serve)"
 
 bench: .venv/installed  ## what alignment costs in a training step
 	@$(BIN)/python benchmarks/step_overhead.py

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from labelflow.flow import Labels
 from labelflow.follow import Flow, Follower, Layer, Start
 from labelflow.mix import Mix
 from labelflow.tokens import embedding_of, final_places, has_token_head, is_channels_first, sequence
@@ -64,9 +65,13 @@ class Aligned(nn.Module):
     @torch.no_grad()
     def trace(self, images: Tensor, share: Tensor) -> list[Layer]:
         """The own share of every token after every block, for looking at."""
-        trace: list[Layer] = []
-        self.follower.run(self.model, images, share, tokens=True, trace=trace)
-        return trace
+        layers: list[Layer] = []
+
+        def leave(name: str, labels: Labels) -> None:
+            layers.append(Layer(name, labels.values[..., 0], labels.grid))
+
+        self.follower.run(self.model, images, share, tokens=True, leave=leave)
+        return layers
 
 
 class Student(nn.Module):

@@ -18,14 +18,16 @@ from rich.console import Console
 from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
-from labelflow.analysis import write_report
 from labelflow.compare_command import Compare, run_compare
 from labelflow.coverage_command import coverage
 from labelflow.data.images import read
 from labelflow.engine import Interrupted
+from labelflow.explore_command import explore
+from labelflow.figure_command import figure
 from labelflow.label_commands import LABEL_COMMANDS
 from labelflow.recipes import RECIPES, find
 from labelflow.recipes.methods import METHODS
+from labelflow.report import write_report
 from labelflow.spec import known
 from labelflow.tasks import Annotate, Recipe, annotate_data, differences, evaluate_run, load_run, predict, train_run
 
@@ -193,6 +195,8 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "report": report,
     "annotate": annotate,
     "labels": LABEL_COMMANDS,
+    "figure": figure,
+    "explore": explore,
     "coverage": coverage,
 }
 

@@ -9,6 +9,7 @@ Shapes: B batch, C channels, H×W pixels, N tokens, K sources, h×w the grid of 
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
 Start = Callable[[tuple[int, int]], Tensor]  # a grid (h, w) -> the labels of its tokens (B, h·w, K)
+Enter = Callable[[Labels], Labels]  # the labels that come to a block -> those that it is to move
+Leave = Callable[[str, Labels], None]  # sees a block's name, and the labels after it
 
 
 class Flow(NamedTuple):
@@ -63,7 +66,8 @@ class Follower:
         self.start: Start | None = None
         self.image_label: Tensor | None = None  # (B, K): the label of the whole image
         self.taps: dict[str, Tensor] = {}
-        self.trace: list[Layer] | None = None
+        self.enter: Enter | None = None
+        self.leave: Leave | None = None
         self.head_tokens = 0  # how many leading tokens are enough in the end; 0: all are needed
         self.fired: list[str] = []
 
@@ -109,19 +113,21 @@ class Follower:
         images: Tensor,
         share: Tensor,
         tokens: bool = False,
-        trace: list[Layer] | None = None,
         start: Start | None = None,
+        enter: Enter | None = None,
+        leave: Leave | None = None,
         call: Callable[[Tensor], Any] | None = None,
     ) -> tuple[Any, Flow]:
         """The model's own output, or what `call` makes of it, and the labels that arrive with it.
 
-        share (B, 1, H, W) are the pixels' labels; `start` gives the tokens others, once they leave the patch embedding.
+        share (B, 1, H, W) are the pixels' labels; `start` gives the tokens others, once they leave the patch embedding,
+        `enter` before every block. `leave` sees them after it.
         """
         _check(images, share)
         adapter = MODELS[self.model_kind]
         head_tokens = adapter.head_tokens(model)  # refuses a pooling that cannot be followed, before anything is set
-        self.start = start
-        self.trace, self.head_tokens, self.fired = trace, 0 if tokens else head_tokens, []
+        self.start, self.enter, self.leave = start, enter, leave
+        self.head_tokens, self.fired = 0 if tokens else head_tokens, []
         self.labels = Labels.of_pixels(share.detach())
         self.image_label = self.labels.values.mean(1)
         try:
@@ -133,7 +139,8 @@ class Follower:
             size = f"{images.shape[2]}×{images.shape[3]}"  # before any token: timm's way to refuse an image size
             raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
         finally:
-            self.labels, self.image_label, self.start, self.trace, self.taps = None, None, None, None, {}
+            self.labels, self.image_label, self.taps = None, None, {}
+            self.start, self.enter, self.leave = None, None, None
         if self.fired != self.steps:
             missing = [step for step in self.steps if step not in self.fired]
             raise RuntimeError(
@@ -149,12 +156,15 @@ class Follower:
         assert self.image_label is not None
         adapter = MODULES[hook.kind]
         with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
-            label = self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
             rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-            seen = Seen(self.taps, rows, self.residual, label, hook.plan)
+            seen = Seen(self.taps, rows, self.residual, self._prefix_label(), hook.plan)
             is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(self.labels.values)
             if adapter.layer and is_sequence:  # not windows, nor TNT's pixels, which are more than B
                 self.labels = seen.join(self.labels, tokens.shape[1])
+            if adapter.layer and self.enter is not None:
+                self.labels = self.enter(self.labels)
+                self.image_label = self.labels.values.mean(1)
+                seen = replace(seen, image_label=self._prefix_label())
             moved = (adapter.idle if hook.idle else adapter.move)(module, seen, self.labels)
             if not isinstance(moved, Labels):
                 raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
@@ -164,9 +174,13 @@ class Follower:
                 self.image_label = self.labels.values.mean(1)
         self.taps = {}
         self.fired.append(hook.name)
-        if self.trace is not None and adapter.layer:
-            share = torch.cat([self.labels.prefix, self.labels.map.flatten(1, 2)], 1)[..., 0]
-            self.trace.append(Layer(hook.name, share, self.labels.grid))
+        if self.leave is not None and adapter.layer:
+            self.leave(hook.name, self.labels)
+
+    def _prefix_label(self) -> Tensor:
+        """(B, K): what a token without a place in the image starts with."""
+        assert self.image_label is not None
+        return self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
 
 
 class _Watch:

@@ -1,7 +1,27 @@
-"""What a run has learnt, and what its labels do."""
+"""What a model does to tokens and labels, as numbers and maps."""
 
 from labelflow.analysis.curves import line_chart
-from labelflow.analysis.report import write_report
+from labelflow.analysis.presence import Presence, presence
+from labelflow.analysis.ratio import LayerRatio, layer_ratios, method_ratios, similarity_ratio
+from labelflow.analysis.relevance import relevance, upsampled
+from labelflow.analysis.rmse import Rmse, alignment_rmse
 from labelflow.analysis.samples import Sample, mixed_samples
+from labelflow.analysis.subjects import Subject, load_subject
 
-__all__ = ["Sample", "line_chart", "mixed_samples", "write_report"]
+__all__ = [
+    "LayerRatio",
+    "Presence",
+    "Rmse",
+    "Sample",
+    "Subject",
+    "alignment_rmse",
+    "layer_ratios",
+    "line_chart",
+    "load_subject",
+    "method_ratios",
+    "mixed_samples",
+    "presence",
+    "relevance",
+    "similarity_ratio",
+    "upsampled",
+]

@@ -1,28 +1,24 @@
-"""Mixed samples of a run, with the labels of their tokens before and after alignment.
+"""Mixed samples, with the labels of their tokens before and after alignment.
 
 Shapes: H×W pixels, h×w tokens. Of two images the first is the own one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from labelflow.align import Aligned, Student
+from labelflow.analysis.subjects import Seen, Subject, pairs_of
 from labelflow.chance import generator
-from labelflow.data import Data, Stream, eval_transform, open_source
-from labelflow.data.transforms import as_view
-from labelflow.data.views import Draw, Views
+from labelflow.data import Data
 from labelflow.guides import Mixing, Scene
 from labelflow.loss import soft_labels
 from labelflow.mix import Mix
-from labelflow.tasks.classify import check_classes
-from labelflow.tasks.runs import Loaded
 
-PAIRS = 4
-CANDIDATES = 32  # how many samples are looked at to find pairs of different classes
 DRAWS = 20  # how many mixes are looked at to find one in which both images have a fifth
 SIDE = 224  # of the pictures, in pixels
 RED, BLUE, WHITE = torch.tensor([(202.0, 0, 32), (5, 113, 176), (247, 247, 247)]).reshape(3, 3, 1, 1)  # (3, 1, 1) each
@@ -33,9 +29,9 @@ class Sample:
     """Two images, how they are mixed, and what a model makes of that."""
 
     images: Tensor  # (2, 3, H, W)
-    classes: tuple[str, str]
+    names: tuple[str, str]  # of their classes, or of their files
     mix: Mix
-    after: Tensor  # (h, w): the own share of each token after the last block
+    layers: dict[str, Tensor]  # (h, w): the own share of each token after a block, under its name
     arrived: float  # the own share of what reached the classifier
     answers: list[tuple[str, float]]  # the model's two likeliest classes for the mixed image, and their probabilities
 
@@ -43,6 +39,11 @@ class Sample:
     def mixed(self) -> Tensor:
         """(3, H, W)"""
         return self.mix.apply(self.images)[0]
+
+    @property
+    def after(self) -> Tensor:
+        """(h, w): the own share of each token after the last block."""
+        return list(self.layers.values())[-1]
 
     @property
     def before(self) -> Tensor:
@@ -56,53 +57,39 @@ class Sample:
 
 
 @torch.no_grad()
-def mixed_samples(loaded: Loaded, mixer: str) -> list[Sample]:
-    """Pairs of evaluation images, mixed and seen by a run's model; the same each time."""
-    aligned, student, mixing = Aligned(loaded.model), Student(loaded.model), Mixing(mixer)
+def mixed_samples(subject: Subject, mixer: str, count: int = 4, files: Sequence[Path] = ()) -> list[Sample]:
+    """Pairs of evaluation images, or of files, mixed and seen by a model; the same each time."""
+    aligned, mixing = Aligned(subject.model), Mixing(mixer)
     samples = []
-    for number, (images, labels) in enumerate(_pairs(loaded)):
-        data, classes = loaded.recipe.data, soft_labels(torch.tensor(labels), len(loaded.classes))
-        mix = _draw(mixing, Scene(images, classes, student, data.mean, data.std), number)
+    for number, pair in enumerate(pairs_of(subject, count, files)):
+        mix = draw_mix(subject, pair, mixing, number)
+        images = torch.stack([seen.image for seen in pair])
         mixed, share = mix.apply(images)[:1], mix.share[:1]
         logits, arrived = aligned(mixed, share)
-        chances, places = logits[0].softmax(0).topk(min(2, len(loaded.classes)))
         samples.append(
             Sample(
                 images,
-                (loaded.classes[labels[0]], loaded.classes[labels[1]]),
+                (pair[0].name, pair[1].name),
                 mix,
-                after=aligned.trace(mixed, share)[-1].map[0],
+                layers={layer.name: layer.map[0] for layer in aligned.trace(mixed, share)},
                 arrived=float(arrived[0]),
-                answers=[(loaded.classes[at], chance) for at, chance in zip(places, chances.tolist(), strict=True)],
+                answers=likeliest(subject, logits[0]),
             )
         )
     return samples
 
 
-def _pairs(loaded: Loaded) -> list[tuple[Tensor, tuple[int, int]]]:
-    """Images (2, 3, H, W) and their labels, of different classes as far as possible."""
-    data = loaded.recipe.data
-    source, transform = open_source(data, "val"), eval_transform(data)
-    check_classes(loaded.classes, list(source.classes), f"the data {data.data}")
-    if isinstance(source, Stream):
-        seen = [(transform(image), label) for image, label in islice(source.open(0), CANDIDATES)]
-    else:
-        views = Views(source, as_view(transform), seed=0, training=False)
-        chosen = torch.randperm(len(source), generator=generator(0))[:CANDIDATES].tolist()
-        read = [views[Draw(index, 0, index)] for index in chosen]
-        seen = [(view.image, view.label) for view in read if not view.problem]
-    if len(seen) < 2:
-        raise ValueError(f"the evaluation data {data.data} has no two images that can be read")
-    pairs: list[tuple[Tensor, tuple[int, int]]] = []
-    while len(seen) > 1 and len(pairs) < PAIRS:
-        own, label = seen.pop(0)
-        other, another = seen.pop(next((at for at, (_, another) in enumerate(seen) if another != label), 0))
-        pairs.append((torch.stack([own, other]), (label, another)))
-    return pairs
+def likeliest(subject: Subject, logits: Tensor, count: int = 2) -> list[tuple[str, float]]:
+    """The likeliest classes, and their probabilities: (C,) -> …"""
+    chances, places = logits.float().softmax(0).topk(min(count, len(logits)))
+    return [
+        (subject.class_name(place), chance) for place, chance in zip(places.tolist(), chances.tolist(), strict=True)
+    ]
 
 
-def _draw(mixing: Mixing, scene: Scene, number: int) -> Mix:
+def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixing: Mixing, number: int) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one; each is the other's partner."""
+    scene = scene_of(subject, pair)
     shown = mixing(scene, generator(number, 0))[0]
     for attempt in range(DRAWS):
         mix = mixing(scene, generator(number, attempt))[0]
@@ -110,6 +97,17 @@ def _draw(mixing: Mixing, scene: Scene, number: int) -> Mix:
             shown = mix
             break
     return replace(shown, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
+
+
+@torch.no_grad()
+def scene_of(subject: Subject, seen: Sequence[Seen]) -> Scene:
+    """A batch for a mixer. Images of unknown classes are taken for what the model takes them for."""
+    images, data = torch.stack([one.image for one in seen]), subject.data
+    student = Student(subject.model)
+    logits = student(images).logits
+    labels = torch.tensor([one.label for one in seen])
+    labels = torch.where(labels < 0, logits.argmax(1), labels)
+    return Scene(images, soft_labels(labels, logits.shape[1]), student, data.mean, data.std)
 
 
 def photo(image: Tensor, data: Data) -> Image.Image:

@@ -35,7 +35,7 @@ Result = dict[str, Any]  # what a cell came to, as in its file
 # Where things lie; what lies there is part of a key by its content.
 PLACES = {"data", "root", "labels", "start"}
 # What only shows, names or compares results: it changes nothing that a run computes.
-SHOWING = re.compile(r"(analysis|recipes|compare)/|(cli|__main__|\w+_commands?)\.py$")
+SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare)/|(cli|__main__|report|\w+_commands?)\.py$")
 
 
 @dataclass(frozen=True)

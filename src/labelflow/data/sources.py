@@ -50,12 +50,13 @@ class Stream:
 
 
 def _world(name: str, data: Data, split: str) -> Source:
-    """`world(train=8192, val=2048, seed=0)`"""
-    arguments = {"train": 8192, "val": 2048, "seed": 0} | parse(data.data).arguments
-    if arguments.keys() != {"train", "val", "seed"}:
-        raise ValueError(f"the sample world takes train, val and seed, not {data.data!r}")
+    """`world(train=8192, val=2048, seed=0, objects=1)`"""
+    defaults = {"train": 8192, "val": 2048, "seed": 0, "objects": 1}
+    arguments = defaults | parse(data.data).arguments
+    if arguments.keys() != defaults.keys():
+        raise ValueError(f"the sample world takes train, val, seed and objects, not {data.data!r}")
     size = round(data.image_size / data.test_crop)
-    return World(split, arguments[split], size, seed=arguments["seed"])
+    return World(split, arguments[split], size, seed=arguments["seed"], objects=arguments["objects"])
 
 
 def _torchvision(name: str, data: Data, split: str) -> Source:

@@ -3,9 +3,10 @@
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from labelflow.align import Output, Student
+from labelflow.follow import Flow
 from labelflow.loss import Term
 from labelflow.mix import Mix
 from labelflow.targets.base import Truth
@@ -34,5 +35,9 @@ class TransMix:
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
-        seen = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, (mix.lam + seen) / 2)))]
+        share = self.share(output.flow, mix)
+        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, share)))]
+
+    def share(self, flow: Flow, mix: Mix) -> Tensor:
+        """The own share of the target, (B,)."""
+        return (mix.lam + flow.heads[..., 0].mean(1)) / 2  # (B, heads, K) -> (B,)

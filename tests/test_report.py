@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.analysis import line_chart, mixed_samples, write_report
+from labelflow.analysis import line_chart, mixed_samples
+from labelflow.analysis.subjects import load_subject
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
+from labelflow.figures import Asked, ratio
+from labelflow.report import write_report
 from labelflow.tasks import Recipe, load_run, train_run
 
 
@@ -46,11 +49,18 @@ def test_one_page_says_it_all(folder: Path) -> None:
     assert page.count('class="sample"') == 4
 
 
+def test_the_figures_that_fit_are_there(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert re.findall(r"<h2>(Ratio|Presence|Relevance)</h2>", page) == ["Ratio", "Presence", "Relevance"]
+    data = ratio.compute(Asked((str(folder),), count=16))
+    assert f"{data.distance['TL-Align']:.3f}" in page.split("<h2>Ratio")[1].split("</pre>")[0]
+
+
 def test_samples_show_what_reached_the_classifier(folder: Path) -> None:
     page, loaded = (folder / "report.html").read_text(), load_run(folder)
     aligned = lf.Aligned(loaded.model)
-    for sample in mixed_samples(loaded, loaded.recipe.mixer):
-        assert sample.classes[0] != sample.classes[1]
+    for sample in mixed_samples(load_subject(str(folder)), loaded.recipe.mixer):
+        assert sample.names[0] != sample.names[1]
         share = sample.mix.share[0, 0]
         mixed = sample.images[0] * share + sample.images[1] * (1 - share)
         logits, arrived = aligned(mixed[None], share[None, None])

@@ -3,6 +3,7 @@
 import base64
 import io
 from html import escape
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,8 +14,10 @@ from labelflow.analysis.curves import line_chart, number
 from labelflow.analysis.html import document
 from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
+from labelflow.analysis.subjects import of_run
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.run import Run, whole_file
+from labelflow.figures import FIGURES, Asked, styled
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
 from labelflow.tasks.runs import Loaded, load_run
@@ -30,6 +33,23 @@ CHARTS: list[tuple[str, str, dict[str, str]]] = [  # title, kind of line, {name 
     ("Images per second, in training", "train", {"images/s": "images_per_second"}),
 ]
 FROM_ZERO = {"lr", "images_per_second"}
+LOOKS = {  # figures of the papers, each with as many images or pairs as take a few seconds, and what is to be seen
+    "ratio": (
+        16,
+        "How much of a mixed image is one’s own? Black is what the classifier’s token resembles (Eq. 13 of TL-Align), "
+        "layer by layer; the others are what each method would train on. The shorter a bar of distances, the nearer.",
+    ),
+    "presence": (
+        2,
+        "How much each token counts in what a layer puts out (Eq. 2 of TL-Align): 1 is the average. What attention "
+        "makes of it is why labels have to follow.",
+    ),
+    "relevance": (
+        3,
+        "Where the model looks for its likeliest class (Chefer et al.). Where the data knows the object, the title "
+        "says how much of the relevance lies on it.",
+    ),
+}
 
 
 def write_report(folder: Path) -> Path:
@@ -38,7 +58,7 @@ def write_report(folder: Path) -> Path:
     loaded = None
     try:
         loaded = _load(run)
-        samples = _samples(loaded)
+        samples = _samples(loaded, folder)
     except (ValueError, OSError) as error:  # no weights, no adapter, no data
         samples = f"<p>There are no samples to show: {escape(str(error))}.</p>"
     page = _page(run, loaded, samples)
@@ -72,10 +92,27 @@ def _page(run: Run, loaded: Loaded | None, samples: str) -> str:
 <main>
 <section><h2>Curves</h2><div class="charts">{_charts(metrics)}</div></section>
 <section><h2>Labels that follow tokens</h2>{samples}</section>
+{"".join(map(_look, LOOKS, repeat(run.folder))) if loaded else ""}
 {_dense_labels(loaded)}
 <section><h2>Recipe and environment</h2><div class="tables">{tables}</div></section>
 </main>"""
     return document(name, body)
+
+
+def _look(name: str, folder: Path) -> str:
+    """A figure of the papers, if it fits the model."""
+    count, about = LOOKS[name]
+    try:
+        data = FIGURES[name].compute(Asked((str(folder),), count=count))
+    except (ValueError, OSError):  # it needs attention, or a token for each label, or data that is gone
+        return ""
+    with styled():
+        drawn = io.BytesIO()
+        FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
+    told = escape(FIGURES[name].told(data))
+    return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
+<img src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}" alt="{told}" class="figure">
+<pre>{told}</pre></section>"""
 
 
 def _dense_labels(loaded: Loaded | None) -> str:
@@ -134,11 +171,11 @@ def _charts(metrics: list[Values]) -> str:
     return "".join(figures)
 
 
-def _samples(loaded: Loaded) -> str:
+def _samples(loaded: Loaded, folder: Path) -> str:
     mixer, note = loaded.recipe.mixer, ""
     if isinstance(make_mixer(mixer), NoMix):
         mixer, note = "cutmix", " (the recipe itself mixes nothing)"
-    figures = "".join(_sample(sample, loaded.recipe.data) for sample in mixed_samples(loaded, mixer))
+    figures = "".join(_sample(sample, loaded.recipe.data) for sample in mixed_samples(of_run(loaded, folder), mixer))
     return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
 fifth of one are passed over. Before alignment, the label of a token says what is to be seen there:
 <b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
@@ -149,7 +186,7 @@ classifier is the one that TL-Align trains on.</p>
 
 
 def _sample(sample: Sample, data: Data) -> str:
-    own, partner = map(escape, sample.classes)
+    own, partner = map(escape, sample.names)
     mixed = photo(sample.mixed, data)
     pictures = [  # with caption and alternative text
         (photo(sample.images[0], data), f"own: {own}", f"The own image, {own}"),

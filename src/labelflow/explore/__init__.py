@@ -1,0 +1,6 @@
+"""A web page to play with: mix two images, and watch the labels move through a model."""
+
+from labelflow.explore.server import Choice, make_app
+from labelflow.explore.uploads import Shelf, square
+
+__all__ = ["Choice", "Shelf", "make_app", "square"]

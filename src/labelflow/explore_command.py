@@ -1,0 +1,125 @@
+"""`labelflow explore`: a web page to play with."""
+
+import errno
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+from tyro.conf import Positional
+
+from labelflow.analysis.subjects import load_subject
+from labelflow.data.images import read
+from labelflow.data.world import World
+
+if TYPE_CHECKING:
+    from labelflow.explore import Choice
+
+QUICKSTART = "runs/quickstart"
+SMALL = "vit_tiny_patch16_224(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=3, num_classes=10)"
+SCENES = (5, 14, 0, 3, 8, 17, 11, 22)  # of the sample world, of eight classes
+SCENE_SIDE = 256
+LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def explore(
+    models: Positional[tuple[str, ...]] = (),
+    images: tuple[Path, ...] = (),
+    start: str = "",
+    port: int = 7860,
+    host: str = "127.0.0.1",
+) -> None:
+    """A web page to play with: mix two images, drag the box, and watch the labels move through a model.
+    Example: labelflow explore runs/quickstart --images cat.jpg dog.jpg
+
+    Args:
+        models: Folders of runs, or timm models; none: runs/quickstart if it is there, or a small ViT.
+        images: Image files that the page offers, besides scenes of the sample world.
+        start: Weights of timm models: '' for random ones, or pretrained, packaged, a file.
+        port: Where the page is served; 0: any port that is free.
+        host: The address that it is served at. Other than 127.0.0.1: others can reach it, too.
+    """
+    try:
+        import uvicorn
+
+        from labelflow.explore import Shelf, make_app
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in ("anyio", "starlette", "uvicorn"):
+            raise
+        raise ValueError("labelflow explore needs pip install 'labelflow[explore]'") from None
+
+    listening = listen(host, port)
+    with listening:
+        app = make_app(offered(models, start), Shelf(examples(images)), hosts={host, socket.gethostname()})
+        if host not in LOCAL:
+            print(f"labelflow: whoever reaches {host} can use this page and its models", file=sys.stderr)
+        print(f"Open {address(listening)} in a browser. Ctrl-C ends it.", flush=True)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=64,
+            timeout_graceful_shutdown=1,
+        )
+        try:
+            uvicorn.Server(settings).run(sockets=[listening])
+        except KeyboardInterrupt:
+            print()
+
+
+def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
+    """The models that the page offers: those given, or the quickstart's, or a small one."""
+    from labelflow.explore import Choice
+
+    names = names or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
+    choices = []
+    for name in dict.fromkeys(names):
+        subject = load_subject(name, start)
+        trained = subject.recipe is not None or start
+        subject = replace(subject, name="a small ViT") if name == SMALL else subject
+        choices.append(Choice(subject, "" if trained else "Its weights are random: it has learnt nothing yet."))
+    return choices
+
+
+def examples(files: Sequence[Path] = ()) -> list[tuple[str, Image.Image]]:
+    """Squares and their names: the given files, then scenes of the sample world."""
+    from labelflow.explore import square
+
+    found = []
+    for path in files:
+        try:
+            found.append((path.name, square(read(path))))
+        except Exception as error:  # damaged files make PIL raise all kinds of them
+            raise ValueError(f"cannot read the image {path}: {error}") from None
+    world = World("val", max(SCENES) + 1, SCENE_SIDE)
+    for index in SCENES:
+        image, label = world.load(index)
+        found.append((world.classes[label], image))
+    return found
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, or a ValueError that says what to do."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port must be a number from 0 to 65535, not {port}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} is taken; choose another one, such as --port {port + 1}") from None
+        raise ValueError(f"cannot serve at {host}, port {port}: {error}") from None
+
+
+def address(listening: socket.socket) -> str:
+    """What to open in a browser on this machine."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

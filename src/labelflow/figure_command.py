@@ -1,0 +1,84 @@
+"""`labelflow figure`: the papers' figures for one's own model and images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from labelflow.data.images import EXTENSIONS
+from labelflow.spec import known
+
+
+def figure(
+    name: Positional[str] = "",
+    what: Positional[tuple[str, ...]] = (),
+    out: Path | None = None,
+    start: str = "",
+    weights: str = "best",
+    count: int = 0,
+    mixer: str = "cutmix(alpha=1.0, per_sample=True)",
+    annotator: str = "",
+    data: str = "",
+    top: int = 1,
+    method: Literal["lrp", "gradient", "rollout"] = "lrp",
+) -> None:
+    """A figure of the papers for your model and images, as PNG, SVG and JSON; without a name, the list of them.
+    Example: labelflow figure aligned runs/quickstart cat.jpg dog.jpg
+
+    Args:
+        name: Which one: labelflow figure lists them.
+        what: Folders of runs, or timm's models; then image files, or none for evaluation images.
+        out: Where it goes, without an ending; figures/NAME by default.
+        start: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
+        weights: The weights of runs: best, last, or a file.
+        count: How many images or pairs; 0: as many as the figure thinks right.
+        mixer: How images are mixed.
+        annotator: Whose label maps stand for Token Labeling (ratio): a run or a model; by default the model's own.
+        data: Other evaluation images than the run's own, such as 'world(objects=2)'.
+        top: For how many classes relevance is shown.
+        method: How relevance is computed.
+    """
+    from labelflow.figures import FIGURES, Asked, save, styled  # matplotlib is for those who draw
+
+    if not name:
+        print("usage: labelflow figure NAME RUN|MODEL … [IMAGES]\n")
+        for one, module in FIGURES.items():
+            print(f"  {one:14} {_about(module)}")
+        print("\nlabelflow figure --help tells more.")
+        return
+    drawing = FIGURES[known(name, FIGURES, "figure")]
+    subjects, files = split(what)
+    asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method)
+    result = drawing.compute(asked)
+    with styled():
+        paths = save(drawing.draw(result), result, out or Path("figures") / name)
+    print(drawing.told(result))
+    print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
+
+
+def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """Runs and models on one side, image files and the images of folders on the other.
+
+    >>> split(["deit_small_patch16_224", "cat.jpg"])
+    (('deit_small_patch16_224',), (PosixPath('cat.jpg'),))
+    """
+    subjects: list[str] = []
+    files: list[Path] = []
+    for one in what:
+        path = Path(one)
+        if path.suffix.lower() in EXTENSIONS:
+            files.append(path)
+        elif path.is_dir() and not (path / "recipe.json").exists():
+            found = sorted(file for file in path.iterdir() if file.suffix.lower() in EXTENSIONS)
+            if not found:
+                raise ValueError(f"{one} is neither a run nor a folder of images")
+            files += found
+        else:
+            subjects.append(one)
+    return tuple(subjects), tuple(files)
+
+
+def _about(module: object) -> str:
+    """The first line of its docstring."""
+    return (module.__doc__ or "").splitlines()[0]

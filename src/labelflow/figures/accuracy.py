@@ -1,0 +1,35 @@
+"""Accuracy against parameters of a set of runs (Token Labeling, Figure 1)."""
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from labelflow.figures import results
+from labelflow.figures.base import COLOURS, Asked, new, short
+from labelflow.figures.results import Result, results_of
+
+
+@dataclass(frozen=True)
+class Data:
+    runs: list[Result]
+
+
+def compute(asked: Asked) -> Data:
+    return Data(results_of(asked.subjects, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
+
+
+def draw(data: Data) -> Figure:
+    figure, axes = new(1, 1, 5.4, 3.6)
+    panel = axes[0, 0]
+    models = list(dict.fromkeys(one.model for one in data.runs))
+    for one in data.runs:
+        panel.plot(one.value, one.top1, "o", color=COLOURS[models.index(one.model) % len(COLOURS)])
+        panel.annotate(short(one.run), (one.value, one.top1), (5, 3), textcoords="offset points", fontsize=7)
+    panel.set_xlabel("parameters, millions")
+    panel.set_ylabel("top-1 accuracy, %")
+    panel.margins(0.15)
+    return figure
+
+
+def told(data: Data) -> str:
+    return results.told(data.runs, "M parameters")

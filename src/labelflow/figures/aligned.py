@@ -1,0 +1,70 @@
+"""Labels that follow tokens: red and blue over the mixed image, layer by layer (TL-Align, Figures 5 and 8)."""
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.samples import mixed_samples, overlay, photo
+from labelflow.figures.base import Asked, new, picture, short
+
+PAIRS, SHOWN = 3, 5  # rows, and layers in each
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mixed pair."""
+
+    names: tuple[str, str]
+    area: float  # λ
+    arrived: float  # the own share of what reached the classifier
+    answers: list[tuple[str, float]]  # what the model sees in the mixed image
+    before: Tensor  # (h, w): the own share of each token
+    layers: dict[str, Tensor]  # (h, w), after each layer
+    pictures: list[Image.Image]  # own, partner's, mixed
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str
+    mixer: str
+    rows: list[Row]
+
+
+def compute(asked: Asked) -> Data:
+    (subject,) = asked.load(most=1)
+    count = asked.count or (len(asked.files) // 2 if asked.files else PAIRS)
+    rows = []
+    for sample in mixed_samples(subject, asked.mixer, count, asked.files):
+        pictures = [photo(image, subject.data) for image in (*sample.images, sample.mixed)]
+        first = next(iter(sample.layers.values()))
+        before = sample.mix.tokens((first.shape[0], first.shape[1]))[0]
+        rows.append(Row(sample.names, sample.area, sample.arrived, sample.answers, before, sample.layers, pictures))
+    return Data(subject.name, asked.mixer, rows)
+
+
+def draw(data: Data) -> Figure:
+    names = list(data.rows[0].layers)
+    last = len(names) - 1
+    chosen = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
+    figure, axes = new(len(data.rows), 4 + len(chosen), 1.45, 1.7)
+    for row, line in zip(data.rows, axes, strict=True):
+        own, partner = row.names
+        titles = [f"own: {own}", f"partner: {partner}", "mixed"]
+        for panel, image, title in zip(line, row.pictures, titles, strict=False):
+            picture(panel, image, short(title))
+        picture(line[3], overlay(row.before, row.pictures[2]), f"before: λ = {row.area:.2f}")
+        for panel, place in zip(line[4:], chosen, strict=True):
+            arrives = f": {row.arrived:.2f}" if place == last else ""
+            picture(panel, overlay(row.layers[names[place]], row.pictures[2]), f"layer {place + 1}{arrives}")
+    figure.suptitle(f"{data.name}, {data.mixer}: red is one's own, blue the partner's", fontsize=9)
+    return figure
+
+
+def told(data: Data) -> str:
+    return "\n".join(
+        f"{row.names[0]} + {row.names[1]}: λ {row.area:.3f}, at the classifier {row.arrived:.3f}; it sees "
+        + " and ".join(f"{name} ({100 * chance:.0f} %)" for name, chance in row.answers)
+        for row in data.rows
+    )

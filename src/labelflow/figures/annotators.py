@@ -1,0 +1,70 @@
+"""Accuracy against the annotator of the token labels (Token Labeling, Figure 4, right)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from labelflow.data import Stream, open_source
+from labelflow.data.geometry import Geometry
+from labelflow.engine.run import Run
+from labelflow.figures import results
+from labelflow.figures.base import COLOURS, Asked, new, short
+from labelflow.figures.results import Result, results_of
+from labelflow.labels import Store, label_view
+
+LOOKED_AT = 500  # training images, to see how often an annotator is right
+
+
+@dataclass(frozen=True)
+class Data:
+    runs: list[Result]
+    annotators: list[str]
+
+
+def compute(asked: Asked) -> Data:
+    names: list[str] = []
+
+    def rightness(run: Run, recipe: Any) -> float:
+        if not recipe.data.labels:
+            raise ValueError(f"{run.folder} has no dense labels; this figure wants runs with --labels")
+        store = Store(recipe.data.labels)
+        names.append(store.manifest.annotator)
+        return 100 * annotator_accuracy(store, recipe.data)
+
+    return Data(results_of(asked.subjects, rightness), names)
+
+
+def annotator_accuracy(store: Store, data: Any) -> float:
+    """How often an annotator's label map, pooled, says the image's own class: on training images, of which it may have
+    been trained on some."""
+    source = open_source(data, "train")
+    assert not isinstance(source, Stream)
+    right = []
+    for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).round().astype(int).tolist():
+        image, label = source.load(index)
+        manifest = store.manifest
+        view = label_view(
+            store[source.key(index)], Geometry(image.size), manifest.grid, len(manifest.classes), manifest.seen
+        )
+        right.append(int(view.image.classes[view.image.above.argmax()]) == label)
+    return sum(right) / len(right)
+
+
+def draw(data: Data) -> Figure:
+    figure, axes = new(1, 1, 4.6, 3.4)
+    panel = axes[0, 0]
+    for one, annotator, colour in zip(data.runs, data.annotators, COLOURS * len(data.runs), strict=False):
+        panel.plot(one.value, one.top1, "o", ms=8, color=colour)
+        panel.annotate(
+            f"{one.run}\n{short(annotator)}", (one.value, one.top1), (7, -3), textcoords="offset points", fontsize=7
+        )
+    panel.set_xlabel("how often the annotator is right, %")
+    panel.set_ylabel("top-1 accuracy, %")
+    panel.margins(0.25)
+    return figure
+
+
+def told(data: Data) -> str:
+    return results.told(data.runs, "annotator, %")

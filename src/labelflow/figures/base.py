@@ -1,0 +1,128 @@
+"""What figures have in common: what was asked for, how they look, and how they are kept."""
+
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.subjects import Subject, load_subject
+from labelflow.engine.run import whole_file
+
+OWN, PARTNER = "#ca0020", "#0571b0"
+COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a $ in a name is a $
+    "svg.hashsalt": "labelflow",  # the same figure is the same file
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a figure is to show."""
+
+    subjects: tuple[str, ...] = ()  # folders of runs, or timm's models
+    files: tuple[Path, ...] = ()  # images; none: evaluation images
+    start: str = ""  # the weights of timm's models: '' for random ones, pretrained, packaged, or a file
+    weights: str = "best"  # those of runs: best, last, or a file
+    count: int = 0  # of images or pairs; 0: as many as the figure thinks right
+    mixer: str = "cutmix(alpha=1.0, per_sample=True)"
+    annotator: str = ""  # whose label maps Token Labeling uses: a run, or a model; '': the model's own
+    data: str = ""  # other evaluation images than the run's own
+    top: int = 1  # how many classes relevance is shown for
+    method: Literal["lrp", "gradient", "rollout"] = "lrp"  # of relevance
+
+    def load(self, least: int = 1, most: int = 12) -> list[Subject]:
+        """The models that are asked about."""
+        if not least <= len(self.subjects) <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(
+                f"this figure wants {wanted} runs or models, not {len(self.subjects)}: give folders of runs, such as "
+                "runs/quickstart, or models, such as deit_small_patch16_224"
+            )
+        return [load_subject(name, self.start, self.weights, self.data) for name in self.subjects]
+
+
+class Drawing(Protocol):
+    """A figure: a module in this folder. Its docstring's first line says what it shows."""
+
+    @property
+    def compute(self) -> Any:
+        """Asked -> a dataclass of numbers, tensors and pictures."""
+
+    @property
+    def draw(self) -> Any:
+        """That dataclass -> a matplotlib Figure"""
+
+    @property
+    def told(self) -> Any:
+        """That dataclass -> what is worth a line in a terminal"""
+
+
+def new(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, Any]:
+    """A figure of panels of that size each, in inches; its axes are an array (rows, columns)."""
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def picture(panel: Axes, image: Image.Image | Tensor, title: str = "", **options: Any) -> None:
+    """An image in a panel without axes."""
+    panel.imshow(image.numpy() if isinstance(image, Tensor) else image, interpolation="nearest", **options)
+    panel.set_title(title, fontsize=8)
+    panel.set_axis_off()
+
+
+def short(name: str, most: int = 26) -> str:
+    """A name that fits into a figure."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def save(figure: Figure, data: Any, out: Path) -> list[Path]:
+    """OUT.png, OUT.svg, and the numbers in OUT.json; returns the three paths."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    paths = [out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "json")]
+    with matplotlib.rc_context(STYLE):
+        for path in paths[:2]:
+            with whole_file(path) as draft, open(draft, "wb") as file:
+                metadata = {"Date": None} if path.suffix == ".svg" else {}
+                figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
+    with whole_file(paths[2]) as draft:
+        draft.write_text(json.dumps(as_json(data), indent=1) + "\n")
+    return paths
+
+
+def as_json(value: Any) -> Any:
+    """Numbers and texts; pictures are left to the drawing."""
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: as_json(one) for name, one in named.items() if not _is_picture(one)}
+    if isinstance(value, Tensor):
+        return as_json(value.tolist())
+    if isinstance(value, dict):
+        return {str(name): as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def _is_picture(value: Any) -> bool:
+    some = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(some, Image.Image) or (isinstance(some, Tensor) and some.dtype == torch.uint8)
+
+
+def styled() -> Any:
+    """A context in which figures look as ours do."""
+    return matplotlib.rc_context(STYLE)

@@ -1,0 +1,66 @@
+"""CutMix against MixToken: patches that hold both images, and tokens that hold one (Token Labeling, Figure 3)."""
+
+from dataclasses import dataclass
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.samples import draw_mix, photo
+from labelflow.analysis.subjects import pairs_of
+from labelflow.figures.base import Asked, new, picture
+from labelflow.figures.mixing import patch_of
+from labelflow.guides import Mixing
+
+
+@dataclass(frozen=True)
+class Data:
+    names: tuple[str, str]
+    grid: tuple[int, int]
+    share: dict[str, Tensor]  # (h, w): the own share of each patch, for CutMix and for MixToken
+    pictures: list[Image.Image]  # own, partner's, then one for each of both
+
+
+def compute(asked: Asked) -> Data:
+    (subject,) = asked.load(most=1)
+    pair = pairs_of(subject, 1, asked.files)[0]
+    images = torch.stack([seen.image for seen in pair])
+    patch = patch_of(subject.model, subject.data.image_size)
+    grid = (images.shape[2] // patch, images.shape[3] // patch)
+    share, pictures = {}, []
+    for name, mixer in {"CutMix": "cutmix(alpha=1.0)", "MixToken": f"mixtoken(alpha=1.0, patch={patch})"}.items():
+        mix = draw_mix(subject, pair, Mixing(mixer), number=0)
+        share[name] = mix.tokens(grid)[0]
+        pictures.append(photo(mix.apply(images)[0], subject.data))
+    return Data((pair[0].name, pair[1].name), grid, share, [*(photo(one, subject.data) for one in images), *pictures])
+
+
+def torn(share: Tensor) -> Tensor:
+    """Which patches hold both images: (h, w) -> (h, w) bool"""
+    return (share > 1e-4) & (share < 1 - 1e-4)
+
+
+def draw(data: Data) -> Figure:
+    figure, axes = new(1, 4, 2.4, 2.6)
+    for panel, image, title in zip(axes[0], data.pictures, data.names, strict=False):
+        picture(panel, image, title)
+    for panel, image, (name, share) in zip(axes[0, 2:], data.pictures[2:], data.share.items(), strict=True):
+        both = torn(share)
+        picture(panel, image, f"{name}: {int(both.sum())} of {both.numel()} patches hold both")
+        height, width = image.height / data.grid[0], image.width / data.grid[1]
+        for row in range(data.grid[0]):
+            for column in range(data.grid[1]):
+                red = bool(both[row, column])
+                corner, edge = (column * width - 0.5, row * height - 0.5), "red" if red else "white"
+                frame = Rectangle(corner, width, height, fill=False, ec=edge, lw=1.6 if red else 0.3, zorder=2 + red)
+                panel.add_patch(frame)
+    return figure
+
+
+def told(data: Data) -> str:
+    return "\n".join(
+        f"{name:9} {int(torn(share).sum())} of {share.numel()} patches hold both images"
+        for name, share in data.share.items()
+    )

@@ -1,0 +1,102 @@
+"""The presence of tokens in each layer, for attention and for convolution (TL-Align, Eq. 2)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.presence import presence
+from labelflow.analysis.samples import photo
+from labelflow.analysis.subjects import images_of
+from labelflow.figures.base import COLOURS, Asked, picture, short
+
+IMAGES, SHOWN = 4, 6  # images that are averaged over, and maps that are drawn
+BORDER = 6  # a kernel of 7 reaches 3 places, and what it does at the border as many more
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Quantiles of presence over all tokens and images: 1 is what an average token has."""
+
+    name: str
+    low: float  # a twentieth of the tokens have less
+    median: float
+    high: float  # a twentieth have more
+    deviation: float  # standard, of the tokens with a place in the image
+    inner: float | None  # the same away from the border, of which Eq. 3 speaks; None: no token is so far away
+    map: Tensor  # (h, w), of the first image
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    picture: Image.Image
+    layers: list[Layer]
+
+
+@dataclass(frozen=True)
+class Data:
+    images: int
+    rows: list[Row]
+
+
+def compute(asked: Asked) -> Data:
+    rows, count = [], 0
+    for subject in asked.load():
+        seen = images_of(subject, asked.count or IMAGES, asked.files)
+        count = len(seen)
+        images = torch.stack([one.image for one in seen])
+        layers = []
+        for layer in presence(subject.model, images):
+            low, median, high = layer.values.flatten().quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+            inner = layer.map[:, BORDER:-BORDER, BORDER:-BORDER]
+            deviation, away = (float(maps.std(unbiased=False)) if maps.numel() else None for maps in (layer.map, inner))
+            layers.append(Layer(layer.name, low, median, high, deviation or 0.0, away, layer.map[0]))
+        rows.append(Row(subject.name, photo(images[0], subject.data), layers))
+    return Data(count, rows)
+
+
+def draw(data: Data) -> Figure:
+    figure = Figure(figsize=(11, 1.75 * len(data.rows) + 2.6), layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[1.75 * len(data.rows), 2.6])
+    maps, curves = parts
+    axes = maps.subplots(len(data.rows), 1 + min(SHOWN, max(len(row.layers) for row in data.rows)), squeeze=False)
+    limits = {"vmin": 0, "vmax": 2, "cmap": "PuOr_r"}
+    for row, line in zip(data.rows, axes, strict=True):
+        picture(line[0], row.picture, short(row.name))
+        step = max(1, len(row.layers) - 1)
+        chosen = sorted({round(place * step / (SHOWN - 1)) for place in range(SHOWN)} & set(range(len(row.layers))))
+        for panel in line[1:]:
+            panel.set_axis_off()
+        for panel, place in zip(line[1:], chosen, strict=False):
+            layer = row.layers[place]
+            picture(panel, layer.map, f"layer {place + 1}: ±{layer.deviation:.2f}", **limits)
+    colours = figure.colorbar(axes[0, 1].images[0], ax=axes[:, -1], shrink=0.8)
+    colours.set_label("presence", fontsize=8)
+    panel = curves.subplots()
+    for row, colour in zip(data.rows, COLOURS, strict=False):
+        places = range(1, 1 + len(row.layers))
+        panel.plot(places, [layer.median for layer in row.layers], color=colour, label=short(row.name))
+        low, high = ([getattr(layer, end) for layer in row.layers] for end in ("low", "high"))
+        panel.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+    panel.axhline(1, color="black", lw=0.8, ls=":")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.set_xlabel("layer")
+    panel.set_ylabel("presence: median, 5 to 95 %")
+    panel.set_ylim(bottom=0)
+    panel.legend(fontsize=8)
+    return figure
+
+
+def told(data: Data) -> str:
+    lines = []
+    for row in data.rows:
+        spread = [layer.deviation for layer in row.layers]
+        away = [layer.inner for layer in row.layers if layer.inner is not None]
+        inside = f", away from the border by {min(away):.3f} to {max(away):.3f}" if away else ""
+        lines.append(f"{row.name}: presence deviates by {min(spread):.3f} to {max(spread):.3f}, layer by layer{inside}")
+    return "\n".join(lines)

@@ -1,0 +1,197 @@
+"""The mixing ratio layer by layer: what tokens resemble, against what each method says (TL-Align, Figures 4 and 6).
+
+Distances are root mean squares over pairs and layers; correlations are Pearson's over pairs, at the last layer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+
+from labelflow.analysis.ratio import LayerRatio, evidence_ratio, layer_ratios, method_ratios
+from labelflow.analysis.samples import draw_mix
+from labelflow.analysis.subjects import Seen, Subject, load_subject, pairs_of
+from labelflow.figures.base import COLOURS, Asked, new
+from labelflow.guides import Mixing
+from labelflow.mix import Mix
+
+PAIRS = 64
+HALF = "always 0.5"
+LINES = {"CutMix": "#636363", "TransMix": COLOURS[1], "Token Labeling": COLOURS[2], "TL-Align": COLOURS[3]}
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str
+    pairs: int
+    annotator: str
+    layers: list[str]
+    area: float  # λ of the pair that is shown: the one whose label moves most
+    similarity: list[float]  # of that pair, after each layer
+    aligned: list[float]
+    methods: dict[str, float]  # what each method would train it on
+    distance: dict[str, float]  # of each method from the similarity-based ratio
+    token_distance: dict[str, float]  # the same for the tokens with a place in the image
+    correlation: dict[str, float]  # with the similarity-based ratio
+    truth_distance: dict[str, float]  # from the part of the visible objects that is one's own; empty: nobody knows it
+    truth_correlation: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What was found for one pair."""
+
+    mix: Mix
+    layers: list[LayerRatio]
+    methods: dict[str, float]
+    truth: float | None
+
+
+@torch.no_grad()
+def compute(asked: Asked) -> Data:
+    (subject,) = asked.load(most=1)
+    annotator = load_subject(asked.annotator) if asked.annotator else None
+    mixing, pairs = Mixing(asked.mixer), []
+    for number, pair in enumerate(pairs_of(subject, asked.count or PAIRS, asked.files)):
+        pairs.append(_of_pair(subject, pair, draw_mix(subject, pair, mixing, number), annotator))
+    shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))
+    distance, tokens, correlation = _against_similarity(pairs)
+    truth_distance, truth_correlation = _against_truth(pairs)
+    return Data(
+        subject.name,
+        len(pairs),
+        annotator.name if annotator else f"{subject.name} itself",
+        [layer.name for layer in shown.layers],
+        float(shown.mix.lam[0]),
+        [float(layer.similarity[0]) for layer in shown.layers],
+        [float(layer.aligned[0]) for layer in shown.layers],
+        shown.methods,
+        distance,
+        tokens,
+        correlation,
+        truth_distance,
+        truth_correlation,
+    )
+
+
+def _of_pair(subject: Subject, pair: tuple[Seen, Seen], mix: Mix, annotator: Subject | None) -> _Pair:
+    images = torch.stack([seen.image for seen in pair])
+    both = layer_ratios(subject.model, images, mix)
+    layers = [LayerRatio(layer.name, *(values[:1] for values in layer[1:])) for layer in both]
+    labels = torch.tensor([seen.label for seen in pair])
+    model: nn.Module | None = annotator.model if annotator else None
+    ratios = method_ratios(subject.model, images, mix, model, labels if (labels >= 0).all() else None)
+    return _Pair(mix, layers, {name: float(ratio[0]) for name, ratio in ratios.items()}, _truth(pair, mix))
+
+
+def _truth(pair: tuple[Seen, Seen], mix: Mix) -> float | None:
+    """The own part of what is to be seen of both objects."""
+    if not all(seen.label in seen.masks for seen in pair):
+        return None
+    objects = torch.stack([seen.masks[seen.label] for seen in pair]).float()  # (2, H, W)
+    return float(evidence_ratio(objects, mix)[0])
+
+
+def _against_similarity(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    found = torch.stack([torch.cat([layer.similarity for layer in pair.layers]) for pair in pairs])  # (pairs, layers)
+    aligned = torch.stack([torch.cat([layer.aligned for layer in pair.layers]) for pair in pairs])
+    said = _said(pairs)
+    per_layer = {name: values[:, None].expand_as(found) for name, values in said.items()} | {"TL-Align": aligned}
+    distance = {name: _rms(values - found) for name, values in per_layer.items()}
+    correlation = {name: _correlation(values[:, -1], found[:, -1]) for name, values in per_layer.items()}
+    every = [(pair.mix, layer) for pair in pairs for layer in pair.layers]
+    gaps = {
+        "CutMix": [_area(mix, layer) - layer.similarity_tokens for mix, layer in every],
+        "TL-Align": [layer.aligned_tokens - layer.similarity_tokens for _, layer in every],
+        HALF: [0.5 - layer.similarity_tokens for _, layer in every],
+    }
+    tokens = {name: _rms(torch.cat([gap.flatten() for gap in parts])) for name, parts in gaps.items()}
+    return distance, tokens, correlation
+
+
+def _area(mix: Mix, layer: LayerRatio) -> Tensor:
+    """The tokens' labels that CutMix believes in: (1, h, w)"""
+    _, height, width = layer.similarity_tokens.shape
+    return mix.tokens((height, width))[:1]
+
+
+def _against_truth(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float]]:
+    known = [pair for pair in pairs if pair.truth is not None]
+    if not known:
+        return {}, {}
+    truth = torch.tensor([pair.truth for pair in known])
+    said = _said(known) | {"similarity": torch.cat([pair.layers[-1].similarity for pair in known])}
+    return (
+        {name: _rms(values - truth) for name, values in said.items()},
+        {name: _correlation(values, truth) for name, values in said.items()},
+    )
+
+
+def _said(pairs: list[_Pair]) -> dict[str, Tensor]:
+    """What each method trains on: (pairs,) each"""
+    said = {name: torch.tensor([pair.methods[name] for pair in pairs]) for name in LINES}
+    return said | {HALF: torch.full((len(pairs),), 0.5)}
+
+
+def _rms(gaps: Tensor) -> float:
+    return float(gaps.square().mean().sqrt())
+
+
+def _correlation(one: Tensor, other: Tensor) -> float:
+    """Pearson's; 0 where one of them does not change."""
+    if len(one) < 2 or min(float(one.std()), float(other.std())) < 1e-7:
+        return 0.0
+    return float(torch.corrcoef(torch.stack([one, other]))[0, 1])
+
+
+def draw(data: Data) -> Figure:
+    groups = [
+        ("distance from\nsimilarity", data.distance, True),
+        ("correlation with\nsimilarity", data.correlation, False),
+    ]
+    if data.truth_distance:
+        groups += [
+            ("distance from\nthe visible objects", data.truth_distance, True),
+            ("correlation with\nthe visible objects", data.truth_correlation, False),
+        ]
+    figure, axes = new(1, 1 + len(groups), 2.4, 3.4, width_ratios=[1.8, *[1] * len(groups)])
+    curve, places = axes[0, 0], range(1, 1 + len(data.layers))
+    curve.plot(places, data.similarity, "k.-", label="similarity (Eq. 13)")
+    curve.plot(places, data.aligned, ".-", color=LINES["TL-Align"], label="TL-Align")
+    for name, colour in LINES.items():
+        if name != "TL-Align":
+            curve.axhline(data.methods[name], color=colour, ls="--", label=name)
+    curve.set_ylim(0, 1)
+    curve.set_xlabel("layer")
+    curve.set_ylabel("own share of what the classifier reads")
+    curve.set_title(f"the pair whose label moves most, of {data.pairs}", fontsize=8)
+    curve.xaxis.set_major_locator(MaxNLocator(integer=True))
+    curve.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+    for panel, (title, values, low_is_good) in zip(axes[0, 1:], groups, strict=True):
+        names = [name for name in values if name != HALF or low_is_good]  # what never changes correlates with nothing
+        panel.barh(
+            range(len(names)), [values[name] for name in names], color=[LINES.get(name, "#bdbdbd") for name in names]
+        )
+        for place, name in enumerate(names):
+            panel.text(max(values[name], 0), place, f" {values[name]:.2f}", va="center", fontsize=7)
+        panel.set_yticks(range(len(names)), names, fontsize=7)
+        panel.invert_yaxis()
+        panel.margins(x=0.25)
+        panel.set_title(title, fontsize=8)
+        panel.grid(visible=False, axis="y")
+    figure.suptitle(f"{data.name}, {data.pairs} pairs", fontsize=9)
+    return figure
+
+
+def told(data: Data) -> str:
+    columns = {"distance": data.distance, "correlation": data.correlation}
+    if data.truth_distance:
+        columns |= {"truth: distance": data.truth_distance, "truth: correlation": data.truth_correlation}
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    lines = [f"{'':16}" + "".join(f"{column:>20}" for column in columns)]
+    for name in names:
+        cells = (f"{values[name]:20.3f}" if name in values else " " * 20 for values in columns.values())
+        lines.append(f"{name:16}" + "".join(cells))
+    return "\n".join(lines)

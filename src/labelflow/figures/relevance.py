@@ -1,0 +1,119 @@
+"""Where a model looks for its likeliest classes: relevance maps of Chefer et al. (Token Labeling, Figures 6 and 7)."""
+
+from dataclasses import dataclass
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.relevance import relevance, upsampled
+from labelflow.analysis.samples import likeliest, photo
+from labelflow.analysis.subjects import Seen, Subject, images_of
+from labelflow.figures.base import Asked, new, picture, short
+
+IMAGES = 4
+
+
+@dataclass(frozen=True)
+class Map:
+    """Of one class."""
+
+    name: str
+    chance: float  # its probability
+    values: Tensor  # (h, w), at each token
+    inside: float | None  # the part of relevance that lies on what is to be seen of that class, where that is known
+    object: float | None  # the part of the image that it covers
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image, seen by all models."""
+
+    name: str
+    maps: dict[str, list[Map]]  # of each model
+    picture: Image.Image
+
+
+@dataclass(frozen=True)
+class Data:
+    method: str
+    models: list[str]
+    rows: list[Row]
+
+    def inside(self, model: str) -> list[Map]:
+        """The maps of classes that are there, and whose places are known."""
+        return [one for row in self.rows for one in row.maps[model] if one.inside is not None]
+
+
+def compute(asked: Asked) -> Data:
+    if asked.top < 1:
+        raise ValueError(f"top, how many classes are shown, must be at least 1, not {asked.top}")
+    subjects = asked.load()
+    names = [subject.name for subject in subjects]
+    if len(set(names)) != len(names):
+        raise ValueError(f"each model may come once, not {', '.join(names)}")
+    rows: list[Row] = []
+    for number, subject in enumerate(subjects):
+        for place, seen in enumerate(images_of(subject, asked.count or IMAGES, asked.files)):
+            if number == 0:
+                rows.append(Row(seen.name, {}, photo(seen.image, subject.data)))
+            rows[place].maps[subject.name] = _maps(subject, seen, asked)
+    return Data(asked.method, names, rows)
+
+
+def _maps(subject: Subject, seen: Seen, asked: Asked) -> list[Map]:
+    image = seen.image[None]
+    with torch.no_grad():
+        logits = subject.model(image)[0]
+    named = likeliest(subject, logits, asked.top)
+    maps = []
+    for place, (name, chance) in zip(logits.topk(len(named)).indices, named, strict=True):
+        values = relevance(subject.model, image, place[None], asked.method)[0]
+        mask = seen.masks.get(int(place))
+        inside = None if mask is None else _inside(values, mask)
+        maps.append(Map(name, chance, values, inside, None if mask is None else float(mask.float().mean())))
+    return maps
+
+
+def _inside(values: Tensor, mask: Tensor) -> float:
+    """The part of relevance (h, w), none of which is negative, that lies in a mask (H, W)."""
+    cells = torch.nn.functional.adaptive_avg_pool2d(mask[None].float(), (values.shape[0], values.shape[1]))[0]
+    return float((values * cells).sum() / values.sum().clamp_min(1e-12))
+
+
+def draw(data: Data) -> Figure:
+    top = max(len(maps) for row in data.rows for maps in row.maps.values())
+    figure, axes = new(len(data.rows), 1 + top * len(data.models), 1.7, 1.95)
+    for row, line in zip(data.rows, axes, strict=True):
+        picture(line[0], row.picture, short(row.name, 24))
+        panels = iter(line[1:])
+        for model in data.models:
+            for one in row.maps[model]:
+                lies = "" if one.inside is None else f", {one.inside:.0%} on it"
+                heated = heat(one.values, row.picture)
+                picture(next(panels), heated, f"{short(model, 22)}\n{short(one.name, 18)} {one.chance:.0%}{lies}")
+    return figure
+
+
+def heat(values: Tensor, under: Image.Image) -> Image.Image:
+    """Relevance (h, w) over a picture, from blue (none) to red (the most)."""
+    strength = upsampled(values[None], (under.height, under.width))[0]
+    colours = Image.fromarray(colormaps["jet"](strength.numpy(), bytes=True)[..., :3])
+    return Image.blend(under.convert("RGB"), colours, 0.5)
+
+
+def told(data: Data) -> str:
+    lines = []
+    for model in data.models:
+        known = data.inside(model)
+        if known:
+            part = sum(one.inside or 0 for one in known) / len(known)
+            area = sum(one.object or 0 for one in known) / len(known)
+            lines.append(
+                f"{model}: {part:.0%} of relevance lies on the object, which covers {area:.0%} ({len(known)} maps)"
+            )
+        else:
+            lines.append(f"{model}: {', '.join(row.maps[model][0].name for row in data.rows)}")
+    return "\n".join(lines)

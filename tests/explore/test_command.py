@@ -1,0 +1,107 @@
+"""`labelflow explore`: what it offers, and what it says when it cannot start."""
+
+import builtins
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
+
+from labelflow import explore_command
+from labelflow.explore_command import address, examples, explore, listen, offered
+
+TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
+
+
+def test_without_models_it_offers_a_small_one_and_says_that_it_is_random(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no quickstart
+    (choice,) = offered(())
+    assert (choice.subject.name, choice.subject.data.image_size) == ("a small ViT", 64)
+    assert "random" in choice.note
+
+
+def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/quickstart").mkdir(parents=True)
+    (tmp_path / "runs/quickstart/recipe.json").touch()
+    asked = []
+
+    def load(name: str, start: str) -> Any:
+        asked.append(name)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(explore_command, "load_subject", load)
+    with pytest.raises(ValueError, match="enough"):
+        offered(())
+    assert asked == ["runs/quickstart"]
+
+
+def test_given_images_come_first_as_squares(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "red.png")
+    (name, first), *scenes = examples([tmp_path / "red.png"])
+    assert (name, first.size) == ("red.png", (20, 20))
+    assert len(scenes) >= 6
+    assert {image.size for _, image in scenes} == {(256, 256)}
+    (tmp_path / "bad.jpg").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"cannot read the image .*bad\.jpg"):
+        examples([tmp_path / "bad.jpg"])
+
+
+def test_a_taken_port_is_one_line_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} is taken; choose another one, such as --port {port + 1}"):
+            listen("127.0.0.1", port)
+    with pytest.raises(ValueError, match=r"cannot serve at 203\.0\.113\.1, port 0"):  # which nobody has
+        listen("203.0.113.1", 0)
+    with pytest.raises(ValueError, match="port must be a number from 0 to 65535, not 70000"):
+        listen("127.0.0.1", 70_000)
+
+
+def test_without_starlette_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == "uvicorn":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ValueError, match=r"labelflow explore needs pip install 'labelflow\[explore\]'"):
+        explore((TINY,))
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_it_serves_until_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], host: str, warned: bool
+) -> None:
+    listening = listen(host, 0)
+    url = address(listening)
+    assert url.startswith("http://127.0.0.1:")
+    monkeypatch.setattr(explore_command, "listen", lambda *unused: listening)
+    pages = []
+
+    def visit() -> None:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as response:
+                pages.append(response.read().decode())
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    visitor = threading.Thread(target=visit)
+    visitor.start()
+    explore((TINY,), host=host)  # and comes back
+    visitor.join()
+    assert "Where do the labels go?" in pages[0]
+    told = capfd.readouterr()
+    assert told.out == f"Open {url} in a browser. Ctrl-C ends it.\n\n"
+    assert told.err == ("labelflow: whoever reaches 0.0.0.0 can use this page and its models\n" if warned else "")

@@ -1,0 +1,232 @@
+"""The papers' figures: their numbers against direct computing, and what a user of the command sees."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import labelflow as lf
+from labelflow.analysis.ratio import layer_ratios
+from labelflow.analysis.rmse import alignment_rmse
+from labelflow.analysis.subjects import images_of, load_subject, pairs_of
+from labelflow.cli import main
+from labelflow.figure_command import split
+from labelflow.figures import FIGURES, Asked, aligned, dense, mixtoken, ratio, relevance, rmse
+from labelflow.figures.base import as_json
+from labelflow.recipes import find
+from labelflow.tasks import Annotate, annotate_data, train_run
+
+MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)"
+WORLD = "world(train=16, val=12)"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of a tiny ViT, and of a tiny LV-ViT with the first one's labels."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny = find("quickstart").recipe.change(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        image_size=32,
+        data=WORLD,
+        batch=8,
+        group=8,
+        epochs=2,
+        warmup_epochs=0,
+        workers=0,
+        keep=9,
+    )
+    train_run(tiny, folder / "vit", resume=False)
+    annotate_data(WORLD, Annotate(str(folder / "vit"), folder / "labels", workers=0))
+    lvvit = tiny.change(
+        model="lvvit_t(embed_dim=24, depth=2, num_heads=3, stem=((7, 3, 3, 4), (2, 1, 1, 4)), stem_width=8)",
+        mixer="mixtoken(alpha=1.0, patch=8)",
+        target="token_label(beta=0.5, participation=0.5)",
+        labels=str(folder / "labels"),
+    )
+    train_run(lvvit, folder / "lvvit", resume=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photos")
+    for number, size in enumerate([(60, 40), (40, 60)]):
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"photo{number}.png")
+    return sorted(folder.iterdir())
+
+
+ON_MODELS = ["rmse", "ratio", "presence", "aligned", "mixing", "dense", "mixtoken", "relevance"]
+
+
+@pytest.mark.parametrize("name", ON_MODELS)
+def test_each_figure_from_the_command(
+    name: str, runs: Path, photos: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run, and of a model with one's own images."""
+    assert main(["figure", name, str(runs / "vit"), "--count", "3", "--out", str(tmp_path / "run")]) == 0
+    files = list(map(str, photos))
+    assert main(["figure", name, MODEL, *files, "--out", str(tmp_path / "model")]) == 0
+    assert f"look at it     {tmp_path / 'model'}.png" in capsys.readouterr().out
+    for stem in ("run", "model"):
+        with Image.open(tmp_path / f"{stem}.png") as picture:
+            assert len(picture.convert("RGB").getcolors(2**24) or []) > 20  # something is drawn
+        assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
+        assert json.loads((tmp_path / f"{stem}.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["accuracy", "participation", "annotators"])
+def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [str(runs / "lvvit")] if name != "accuracy" else [str(runs / "vit"), str(runs / "lvvit")]
+    assert main(["figure", name, *chosen, "--out", str(tmp_path / name)]) == 0
+    assert "lvvit" in capsys.readouterr().out
+    rows = json.loads((tmp_path / f"{name}.json").read_text())["runs"]
+    metrics = [json.loads(line) for line in (runs / "lvvit" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["top1"] == pytest.approx(metrics[-1]["top1"])
+    if name == "participation":
+        assert rows[-1]["value"] == 50
+    if name == "annotators":
+        assert 0 <= rows[-1]["value"] <= 100
+
+
+def test_rmse_is_that_of_the_targets(runs: Path) -> None:
+    data = rmse.compute(Asked((str(runs / "vit"),), count=12))
+    subject = load_subject(str(runs / "vit"))
+    images = torch.stack([seen.image for seen in images_of(subject, 12)])
+    mix = lf.CutMix(alpha=1.0, per_sample=True)(images, generator=rmse.generator(0, 0))
+    share = lf.Aligned(subject.model)(mix.apply(images), mix.share)[1]
+    assert data.rows[0].now.tl_align == pytest.approx(float((share - mix.lam).square().mean().sqrt()), rel=1e-4)
+    assert alignment_rmse(subject.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
+    epochs = [epoch for epoch, _ in data.rows[0].training]
+    assert epochs == [0.0, 1.0, 2.0]
+    assert data.rows[0].training[0][1] == pytest.approx(data.rows[0].random.tl_align)
+    best = min(abs(value - data.rows[0].now.tl_align) for _, value in data.rows[0].training[1:])
+    assert best < 1e-6  # the best weights are those of a checkpoint
+
+
+def test_ratio_distances_by_hand(runs: Path) -> None:
+    data = ratio.compute(Asked((str(runs / "vit"),), count=3))
+    subject = load_subject(str(runs / "vit"))
+    gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
+    truths: list[float] = []
+    for number, pair in enumerate(pairs_of(subject, 3)):
+        mix = ratio.draw_mix(subject, pair, ratio.Mixing("cutmix(alpha=1.0, per_sample=True)"), number)
+        for layer in layer_ratios(subject.model, torch.stack([seen.image for seen in pair]), mix):
+            similarity = float(layer.similarity[0])
+            gaps["CutMix"].append(float(mix.lam[0]) - similarity)
+            gaps["TL-Align"].append(float(layer.aligned[0]) - similarity)
+            gaps["always 0.5"].append(0.5 - similarity)
+        share = mix.share[0, 0]
+        own, partner = (seen.masks[seen.label].float() for seen in pair)
+        seen_own, seen_partner = float((share * own).sum()), float(((1 - share) * partner).sum())
+        truths.append(float(mix.lam[0]) - seen_own / (seen_own + seen_partner))
+    for name, values in gaps.items():
+        assert data.distance[name] == pytest.approx(np.sqrt(np.mean(np.square(values))), rel=1e-4)
+    assert data.truth_distance["CutMix"] == pytest.approx(np.sqrt(np.mean(np.square(truths))), rel=1e-4)
+
+
+def test_photographs_have_no_truth(photos: list[Path]) -> None:
+    assert ratio.compute(Asked((MODEL,), tuple(photos))).truth_distance == {}
+
+
+def test_the_world_knows_where_objects_are() -> None:
+    subject = load_subject(MODEL, data="world(val=6, objects=2)")
+    for seen in images_of(subject, 6):
+        assert seen.label in seen.masks
+        assert seen.image.shape[1:] == seen.masks[seen.label].shape
+        assert 0 < seen.masks[seen.label].float().mean() < 0.6
+
+
+def test_aligned_shows_every_layer(runs: Path) -> None:
+    data = aligned.compute(Asked((str(runs / "vit"),), count=2))
+    for row in data.rows:
+        assert list(row.layers) == ["blocks.0", "blocks.1"]
+        assert row.before.mean() == pytest.approx(row.area, abs=1e-5)
+        assert row.names[0] != row.names[1]
+
+
+def test_dense_labels_are_the_likeliest_classes(runs: Path) -> None:
+    row = dense.compute(Asked((str(runs / "lvvit"),), count=1)).rows[0]
+    subject = load_subject(str(runs / "lvvit"))
+    _, logits = subject.model.dense_logits(images_of(subject, 1)[0].image[None])
+    assert row.classes[1][2] == subject.classes[int(logits[0, 6].argmax())]
+    assert sum(row.parts.values()) == pytest.approx(1)
+
+
+def test_torn_patches() -> None:
+    assert mixtoken.torn(torch.tensor([[0.0, 0.5], [1.0, 0.99]])).tolist() == [[False, True], [False, True]]
+    data = mixtoken.compute(Asked((MODEL,)))
+    assert not mixtoken.torn(data.share["MixToken"]).any()
+    assert mixtoken.torn(data.share["CutMix"]).any()
+
+
+def test_relevance_says_how_much_lies_on_the_object(runs: Path) -> None:
+    asked = Asked((str(runs / "vit"), str(runs / "lvvit")), count=3, top=10)
+    data = relevance.compute(asked)
+    assert data.models == ["vit", "lvvit"]
+    row = data.rows[0]
+    assert [one.name for one in row.maps["vit"]] != sorted(one.name for one in row.maps["vit"])
+    (known,) = [one for one in row.maps["vit"] if one.inside is not None]  # of ten classes, one is there
+    assert known.name == row.name
+    assert 0 <= known.inside <= 1
+    values, mask = torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True, False, True]])
+    assert relevance._inside(values, mask) == pytest.approx((1 + 1.5) / 4)
+    gradient = relevance.compute(replace(asked, method="gradient", count=1))
+    assert not torch.allclose(gradient.rows[0].maps["vit"][0].values, row.maps["vit"][0].values)
+
+
+def test_data_as_json() -> None:
+    data = aligned.Row(("a", "b"), 0.123456789, 0.5, [("a", 1.0)], torch.zeros(1, 2), {"x": torch.ones(1, 1)}, [])
+    assert as_json(replace(data, pictures=[Image.new("RGB", (2, 2))])) == {
+        "names": ["a", "b"],
+        "area": 0.12346,
+        "arrived": 0.5,
+        "answers": [["a", 1.0]],
+        "before": [[0.0, 0.0]],
+        "layers": {"x": [[1.0]]},
+    }
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in FIGURES)
+
+
+def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> None:
+    given = [str(runs / "vit"), "deit_tiny_patch16_224", str(photos[0].parent), "other.JPG"]
+    assert split(given) == ((given[0], given[1]), (*photos, Path("other.JPG")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ratios"], "did you mean ratio"),
+        (["ratio"], "wants 1 runs or models, not 0"),
+        (["ratio", "deit_tiny_patch16_224", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
+        (["dense", MODEL, "missing.jpg"], "cannot read the image missing.jpg"),
+        (["ratio", "runs/nowhere"], "runs/nowhere is not a run"),
+        (["dense", "deit_tinny"], "timm has no model 'deit_tinny'"),
+        (["accuracy"], "give their folders"),
+        (["accuracy", "deit_tiny_patch16_224"], "is not a run"),
+        (["relevance", MODEL, "--top", "0"], "must be at least 1"),
+        (["relevance", MODEL, MODEL], "each model may come once"),
+        (["relevance", "resnet18"], "a ViT, a DeiT or an LV-ViT"),
+        (["rmse", MODEL, "--data", "world(val=1)"], "at least two images"),
+        (["aligned", MODEL, "--mixer", "cutmixx"], "did you mean cutmix"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_runs_without_what_a_figure_compares(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", "participation", str(runs / "vit")]) == 2
+    assert "this figure wants runs of --target 'token_label(participation=0.2)'" in capsys.readouterr().err
+    assert main(["figure", "annotators", str(runs / "vit")]) == 2
+    assert "has no dense labels" in capsys.readouterr().err

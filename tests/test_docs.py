@@ -1,0 +1,90 @@
+"""The site of the documentation: it builds without a warning, is whole, and needs no other host."""
+
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import labelflow
+
+ROOT = Path(__file__).parent.parent
+NAV = re.findall(r"^ +- (?:.+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src"}
+
+
+class Page(HTMLParser):
+    """What a page loads, what it links to, and the names of its places."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attributes if value}
+        self.loads += [values[LOADED[tag]]] if LOADED.get(tag) in values else []
+        self.links += [values["href"]] if tag == "a" and "href" in values else []
+        self.places |= {values["id"]} if "id" in values else set()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
+        pytest.skip("the site is built by mkdocs: pip install 'labelflow[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def test_every_page_is_in_the_navigation_and_is_there(pages: dict[Path, Page], site: Path) -> None:
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert set(NAV) == written
+    assert {site / name.replace(".md", ".html") for name in NAV} <= pages.keys()
+
+
+def test_nothing_comes_from_another_host(pages: dict[Path, Page], site: Path) -> None:
+    for path, page in pages.items():
+        assert page.loads
+        assert not [load for load in page.loads if urlsplit(load).netloc], path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(https?:)?//", path.read_text()), path
+
+
+def test_links_lead_somewhere(pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        if path.name == "404.html":  # its links begin at the root of a server
+            continue
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{path}: {link}"
+            if parts.fragment and target in pages and not parts.fragment.startswith("__"):  # of the theme's own code
+                assert unquote(parts.fragment) in pages[target].places, f"{path}: {link}"
+
+
+@pytest.mark.parametrize("name", labelflow.__all__)
+def test_public_names_are_documented(name: str, pages: dict[Path, Page], site: Path) -> None:
+    assert f"<code>{name}</code>" in (site / "api" / "index.html").read_text()
+    if not inspect.ismodule(getattr(labelflow, name)):
+        places = set().union(*(page.places for path, page in pages.items() if path.parent == site / "api"))
+        assert {f"labelflow.{name}", f"labelflow.mixers.{name}"} & places
