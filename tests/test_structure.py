@@ -50,7 +50,7 @@ def test_files_can_be_read_in_one_sitting() -> None:
 
 
 def test_import_is_quiet_and_brings_no_plots() -> None:
-    code = "import sys, labelflow; sys.exit(any(name in sys.modules for name in ('matplotlib', 'skimage')))"
+    code = "import sys, labelflow.cli; sys.exit(any(name in sys.modules for name in ('matplotlib', 'skimage')))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -20,7 +20,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.compare_command import Compare, run_compare
 from labelflow.coverage_command import coverage
-from labelflow.data.images import read
+from labelflow.data.images import read_or_refuse
 from labelflow.engine import Interrupted
 from labelflow.explore_command import explore
 from labelflow.figure_command import figure
@@ -148,11 +148,7 @@ def classify(run: Positional[Path], images: Positional[tuple[Path, ...]], top: i
     """
     loaded = load_run(run, weights)
     for path in images:
-        try:
-            image = read(path)
-        except Exception as error:  # damaged files make PIL raise all kinds of them
-            raise ValueError(f"cannot read the image {path}: {error}") from None
-        likeliest = predict(loaded, [image], top)[0]
+        likeliest = predict(loaded, [read_or_refuse(path)], top)[0]
         print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
 
 

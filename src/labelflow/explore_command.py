@@ -75,15 +75,18 @@ def explore(
 
 
 def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
-    """The models that the page offers: those given, or the quickstart's, or a small one."""
-    from labelflow.explore import Choice
+    """The models that the page offers, each tried out: those given, or the quickstart's, or a small one."""
+    from labelflow.explore import Choice, try_out
 
-    names = names or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
+    names = list(dict.fromkeys(names)) or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
     choices = []
-    for name in dict.fromkeys(names):
+    for number, name in enumerate(names, start=1):
+        if len(names) > 1:
+            print(f"Trying out {name} ({number} of {len(names)})", flush=True)
         subject = load_subject(name, start)
         trained = subject.recipe is not None or start
         subject = replace(subject, name="a small ViT") if name == SMALL else subject
+        try_out(subject)
         choices.append(Choice(subject, "" if trained else "Its weights are random: it has learnt nothing yet."))
     return choices
 

@@ -3,7 +3,6 @@
 import base64
 import io
 from html import escape
-from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,10 +13,9 @@ from labelflow.analysis.curves import line_chart, number
 from labelflow.analysis.html import document
 from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
-from labelflow.analysis.subjects import of_run
+from labelflow.analysis.subjects import Subject, of_run
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.run import Run, whole_file
-from labelflow.figures import FIGURES, Asked, styled
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
 from labelflow.tasks.runs import Loaded, load_run
@@ -40,9 +38,9 @@ LOOKS = {  # figures of the papers, each with as many images or pairs as take a 
         "layer by layer; the others are what each method would train on. The shorter a bar of distances, the nearer.",
     ),
     "presence": (
-        2,
-        "How much each token counts in what a layer puts out (Eq. 2 of TL-Align): 1 is the average. What attention "
-        "makes of it is why labels have to follow.",
+        1,
+        "How much each token counts in what a layer puts out (Eq. 2 of TL-Align): 1 is as much as "
+        "any other. What attention makes of it is why labels have to follow.",
     ),
     "relevance": (
         3,
@@ -92,20 +90,24 @@ def _page(run: Run, loaded: Loaded | None, samples: str) -> str:
 <main>
 <section><h2>Curves</h2><div class="charts">{_charts(metrics)}</div></section>
 <section><h2>Labels that follow tokens</h2>{samples}</section>
-{"".join(map(_look, LOOKS, repeat(run.folder))) if loaded else ""}
+{"".join(_look(name, of_run(loaded, run.folder)) for name in LOOKS) if loaded else ""}
 {_dense_labels(loaded)}
 <section><h2>Recipe and environment</h2><div class="tables">{tables}</div></section>
 </main>"""
     return document(name, body)
 
 
-def _look(name: str, folder: Path) -> str:
-    """A figure of the papers, if it fits the model."""
+def _look(name: str, subject: Subject) -> str:
+    """A figure of the papers, or why there is none."""
+    from labelflow.figures import FIGURES, Asked, styled  # which brings matplotlib
+
     count, about = LOOKS[name]
     try:
-        data = FIGURES[name].compute(Asked((str(folder),), count=count))
-    except (ValueError, OSError):  # it needs attention, or a token for each label, or data that is gone
-        return ""
+        data = FIGURES[name].compute(Asked((subject,), count=count))
+    except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
+        return (
+            f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
+        )
     with styled():
         drawn = io.BytesIO()
         FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)

@@ -6,15 +6,19 @@ import signal
 import socket
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from torch import nn
 
 pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 
 from labelflow import explore_command
+from labelflow.analysis.subjects import load_subject
+from labelflow.explore import try_out
 from labelflow.explore_command import address, examples, explore, listen, offered
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
@@ -43,6 +47,30 @@ def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(ValueError, match="enough"):
         offered(())
     assert asked == ["runs/quickstart"]
+
+
+def test_models_are_tried_out_before_the_page_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    coat = "coat_tiny(img_size=32)"
+    with pytest.raises(ValueError, match=r"coat_tiny.* cannot be shown; .* can be followed: .*CoaT"):
+        offered([TINY, coat, TINY])
+    assert capsys.readouterr().out == f"Trying out {TINY} (1 of 2)\nTrying out {coat} (2 of 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: model.patch_embed.proj.weight.data.fill_(float("nan")), "has its training diverged"),
+        (lambda model: setattr(model.patch_embed, "proj", nn.Conv2d(1, 24, 8, 8)), "square colour images.*channels"),
+        (lambda model: setattr(model.patch_embed, "img_size", (32, 16)), "square colour images"),
+    ],
+    ids=["not a number", "one channel", "not square"],
+)
+def test_a_model_that_cannot_be_shown_is_told(change: Callable[[Any], None], words: str) -> None:
+    subject = load_subject(TINY)
+    try_out(subject)
+    change(subject.model)
+    with pytest.raises(ValueError, match=rf"(?s)cannot be shown.*{words}"):
+        try_out(subject)
 
 
 def test_given_images_come_first_as_squares(tmp_path: Path) -> None:

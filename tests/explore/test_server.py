@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from labelflow.analysis.subjects import load_subject
 from labelflow.data.world import World
-from labelflow.explore import Choice, Shelf, make_app, uploads
+from labelflow.explore import Choice, Shelf, make_app, server, uploads
 from labelflow.explore.answer import Box, answer
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
@@ -170,16 +170,26 @@ def test_what_is_no_question_is_refused(client: TestClient, body: bytes) -> None
     assert (response.status_code, "JSON object" in response.json()["error"]) == (400, True)
 
 
-def test_a_model_that_fails_is_told(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (ValueError("this model has no tokens"), 400, "this model has no tokens"),
+        (
+            RuntimeError("in /home/me/secret"),
+            500,
+            "the server could not work this out; it has printed why, where it runs",
+        ),
+    ],
+)
+def test_a_model_that_fails_is_told(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, words: str
+) -> None:
     def fail(*unused: object) -> None:
-        raise RuntimeError("no such luck")
+        raise error
 
-    monkeypatch.setattr("labelflow.explore.server.answer", fail)
+    monkeypatch.setattr(server, "answer", fail)
     response = client.post("/answer", json=QUESTION)
-    assert (response.status_code, response.json()) == (
-        500,
-        {"error": "the server could not work this out: no such luck"},
-    )
+    assert (response.status_code, response.json()) == (status, {"error": words})
     assert response.headers["x-content-type-options"] == "nosniff"
 
 

@@ -7,21 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 import labelflow as lf
+from labelflow.analysis.presence import presence
 from labelflow.analysis.ratio import layer_ratios
 from labelflow.analysis.rmse import alignment_rmse
 from labelflow.analysis.subjects import images_of, load_subject, pairs_of
 from labelflow.cli import main
+from labelflow.data import open_source
 from labelflow.figure_command import split
-from labelflow.figures import FIGURES, Asked, aligned, dense, mixtoken, ratio, relevance, rmse
+from labelflow.figures import FIGURES, Asked, aligned, annotators, dense, mixtoken, ratio, relevance, rmse
 from labelflow.figures.base import as_json
+from labelflow.labels import Store
 from labelflow.recipes import find
 from labelflow.tasks import Annotate, annotate_data, train_run
 
 MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)"
-WORLD = "world(train=16, val=12)"
+WORLD = "world(train=16, val=24)"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_each_figure_from_the_command(
     assert f"look at it     {tmp_path / 'model'}.png" in capsys.readouterr().out
     for stem in ("run", "model"):
         with Image.open(tmp_path / f"{stem}.png") as picture:
-            assert len(picture.convert("RGB").getcolors(2**24) or []) > 20  # something is drawn
+            assert min(picture.size) > 200
         assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
         assert json.loads((tmp_path / f"{stem}.json").read_text())
 
@@ -91,6 +95,94 @@ def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: 
         assert rows[-1]["value"] == 50
     if name == "annotators":
         assert 0 <= rows[-1]["value"] <= 100
+
+
+def drawn(name: str, *subjects: str, **asked: object) -> Figure:
+    return FIGURES[name].draw(FIGURES[name].compute(Asked(subjects, **asked)))
+
+
+def test_everything_is_drawn(runs: Path) -> None:
+    run = str(runs / "vit")
+    assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == [1] * 2 * (4 + 2)  # a layer, a map
+    assert len(drawn("mixing", run).axes[0].images) == 1
+    assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 10
+    assert [len(panel.images) for panel in drawn("dense", run, count=2).axes] == [1, 1, 2, 2]
+    cut, mixed = drawn("mixtoken", run).axes[2:]
+    assert len(cut.patches) == len(mixed.patches) == 16
+    many = drawn("rmse", *[MODEL] * 10, count=2).axes
+    assert len(many[0].patches) == 10  # more than there are colours
+    curve, *bars = drawn("ratio", run, count=8).axes
+    assert [len(line.get_xdata()) for line in curve.lines[:2]] == [2, 2]
+    assert [len(panel.patches) for panel in bars] == [5, 4, 6, 5]
+    maps = drawn("relevance", run, str(runs / "lvvit"), count=2, top=2).axes
+    assert [len(panel.images) for panel in maps] == [1] * 2 * (1 + 2 * 2)
+
+
+def test_presence_quantiles(runs: Path) -> None:
+    row = FIGURES["presence"].compute(Asked((str(runs / "vit"),), count=2)).rows[0]
+    subject = load_subject(str(runs / "vit"))
+    found = presence(subject.model, torch.stack([seen.image for seen in images_of(subject, 2)]))
+    for layer, direct in zip(row.layers, found, strict=True):
+        ordered = sorted(direct.values.flatten().tolist())
+        assert ordered[1] <= layer.low <= ordered[2]  # of 34 tokens, a twentieth
+        assert (ordered[16] + ordered[17]) / 2 == pytest.approx(layer.median)
+        assert layer.deviation == pytest.approx(float(np.std(direct.map.numpy())), rel=1e-4)
+        assert layer.inner is None
+
+
+def test_an_annotator_is_right_as_often_as_it_says_the_class(runs: Path) -> None:
+    recipe = load_subject(str(runs / "lvvit")).recipe
+    assert recipe is not None
+    store, source = Store(recipe.data.labels), open_source(recipe.data, "train")
+    right = 0
+    for index in range(len(source)):
+        label_map = store[source.key(index)]
+        scores = np.zeros(10)  # the mean over cells, those that are not kept being 0
+        for place in np.ndindex(label_map.classes.shape):
+            scores[label_map.classes[place]] += label_map.scores[place]
+        right += int(scores.argmax() == source.load(index)[1])
+    assert annotators.annotator_accuracy(store, recipe.data) == right / len(source)
+
+
+def test_the_average_is_followed_over_training(runs: Path, tmp_path: Path) -> None:
+    recipe = load_subject(str(runs / "vit")).recipe
+    assert recipe is not None
+    train_run(recipe.change(ema=0.5), tmp_path / "ema", resume=False)
+    row = rmse.compute(Asked((str(tmp_path / "ema"),), count=12, weights="last")).rows[0]
+    assert row.training[-1][1] == pytest.approx(row.now.tl_align, abs=1e-6)
+
+
+def test_several_models_see_the_same_images(runs: Path) -> None:
+    """Whatever their own evaluation data are."""
+    other = load_subject(str(runs / "lvvit"), data="world(val=7, seed=3)")
+    data = relevance.compute(Asked((str(runs / "vit"), other), count=3))
+    alone = relevance.compute(Asked((str(runs / "lvvit"),), count=3))
+    for row, same in zip(data.rows, alone.rows, strict=True):
+        torch.testing.assert_close(row.maps["lvvit"][0].values, same.maps["lvvit"][0].values)
+
+
+def test_random_weights_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["figure", "rmse", MODEL, "--count", "4", "--out", str(tmp_path / "x")]) == 0
+    assert f"{MODEL} (random weights)" in capsys.readouterr().out
+    assert "random weights" in (tmp_path / "x.json").read_text()
+
+
+def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
+    asked = Asked((MODEL,), tuple(photos * 4), count=3)
+    assert asked.images(4) == (3, tuple(photos * 4)[:3])
+    assert asked.images(4, of_each=2) == (3, tuple(photos * 4)[:6])
+    assert Asked((MODEL,), tuple(photos)).images(4) == (2, tuple(photos))
+    with pytest.raises(ValueError, match="600 images are too many"):
+        Asked((MODEL,), tuple(photos * 300)).images(4)
+
+
+def test_every_figure_has_its_place_in_the_documentation() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "figures.md").read_text()
+    for name in FIGURES:
+        assert f"labelflow figure {name} " in page
+        assert f"](figures/{name}.png)" in page
+        assert (docs / "figures" / f"{name}.json").exists()
 
 
 def test_rmse_is_that_of_the_targets(runs: Path) -> None:
@@ -114,7 +206,8 @@ def test_ratio_distances_by_hand(runs: Path) -> None:
     gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
     truths: list[float] = []
     for number, pair in enumerate(pairs_of(subject, 3)):
-        mix = ratio.draw_mix(subject, pair, ratio.Mixing("cutmix(alpha=1.0, per_sample=True)"), number)
+        mixing = ratio.Mixing("cutmix(alpha=1.0, per_sample=True)")
+        mix = ratio.draw_mix(subject, pair, mixing, number, draws=1)
         for layer in layer_ratios(subject.model, torch.stack([seen.image for seen in pair]), mix):
             similarity = float(layer.similarity[0])
             gaps["CutMix"].append(float(mix.lam[0]) - similarity)
@@ -123,6 +216,7 @@ def test_ratio_distances_by_hand(runs: Path) -> None:
         share = mix.share[0, 0]
         own, partner = (seen.masks[seen.label].float() for seen in pair)
         seen_own, seen_partner = float((share * own).sum()), float(((1 - share) * partner).sum())
+        assert seen_own + seen_partner > 0
         truths.append(float(mix.lam[0]) - seen_own / (seen_own + seen_partner))
     for name, values in gaps.items():
         assert data.distance[name] == pytest.approx(np.sqrt(np.mean(np.square(values))), rel=1e-4)
@@ -206,7 +300,12 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
     ("arguments", "message"),
     [
         (["ratios"], "did you mean ratio"),
-        (["ratio"], "wants 1 runs or models, not 0"),
+        (["ratio"], "wants one run or model, not 0"),
+        (["rmse"], "wants 1 to 12 runs or models, not 0"),
+        (["dense", MODEL, "--count", "-1"], "must be at least 0, not -1"),
+        (["aligned", MODEL, "a.jpg", "b.jpg", "c.jpg"], "images come in pairs"),
+        (["dense", "vit_tiny_patch16_224(img_size=(32, 64))"], "does not take square colour images"),
+        (["dense", "vit_tiny_patch16_224(in_chans=1)"], "does not take square colour images"),
         (["ratio", "deit_tiny_patch16_224", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
         (["dense", MODEL, "missing.jpg"], "cannot read the image missing.jpg"),
         (["ratio", "runs/nowhere"], "runs/nowhere is not a run"),

@@ -5,8 +5,8 @@ Shapes: h×w cells of a map, k classes of a cell.
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from timm.data import ImageNetInfo
 
+from labelflow.analysis.subjects import title
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Store, label_view
@@ -54,19 +54,12 @@ def _tile(store: Store, source: Source, index: int) -> Image.Image:
     tile.paste(picture, (0, 0))
     tile.paste(mapped, (SIDE + GAP, 0))
     drawing, font = ImageDraw.Draw(tile), ImageFont.load_default(12)
-    drawing.text((0, SIDE + 2), _title(classes[label]), "black", font)
+    drawing.text((0, SIDE + 2), title(classes[label])[:20], "black", font)
     for number, place in enumerate(common):
         top = SIDE + number * LINE
         part = float((likeliest == place).mean())
         if part:
             drawing.rectangle((SIDE + GAP, top + 4, SIDE + GAP + 9, top + 13), COLOURS[number])
-            name = _title(classes[int(labels.image.classes[place])])
+            name = title(classes[int(labels.image.classes[place])])[:20]
             drawing.text((SIDE + GAP + 14, top + 2), f"{name}  {part:.0%} of cells", "black", font)
     return tile
-
-
-def _title(name: str) -> str:
-    """What people call a class: ImageNet's have WordNet's numbers."""
-    info = ImageNetInfo()
-    known = name[1:].isdigit() and name in set(info.label_names())
-    return (info.label_name_to_description(name) if known else name)[:20]

@@ -75,13 +75,10 @@ def similarity_ratio(mixed: Tensor, own: Tensor, partner: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def method_ratios(
-    model: nn.Module, images: Tensor, mix: Mix, annotator: nn.Module | None = None, classes: Tensor | None = None
-) -> dict[str, Tensor]:
+def method_ratios(model: nn.Module, images: Tensor, mix: Mix) -> dict[str, Tensor]:
     """The own share in the target that each method gives the images (B, 3, H, W): (B,) each.
 
-    annotator: whose label maps Token Labeling uses, the model itself if there is none; classes (B,): those of the
-    images, or what the annotator takes them for.
+    For Token Labeling the model is its own annotator; `dense_ratio` asks another one.
     """
     mixed, trans = mix.apply(images), TransMix()
     seen = trans.student(model)(mixed, mix).flow
@@ -89,16 +86,19 @@ def method_ratios(
     return {
         "CutMix": mix.lam,
         "TransMix": trans.share(seen, mix),
-        "Token Labeling": dense_ratio(annotator or model, images, mix, classes),
+        "Token Labeling": dense_ratio(model, images, mix),
         "TL-Align": Aligned(model)(mixed, mix.share)[1],
     }
 
 
-def dense_ratio(annotator: nn.Module, images: Tensor, mix: Mix, classes: Tensor | None = None) -> Tensor:
-    """How much of what speaks for the two classes the own image brings along, by the label maps of both: (B,)"""
+def dense_ratio(annotator: nn.Module, images: Tensor, mix: Mix) -> Tensor:
+    """By the label maps of both images, how much of what speaks for their classes the own one brings along: (B,)
+
+    images (B, 3, H, W): the unmixed ones, as the annotator wants to see them; their classes are what it takes them for.
+    """
     logits, grid = place_logits(annotator, images)  # (B, h·w, C)
     scores = logits.float().softmax(-1)
-    classes = scores.mean(1).argmax(-1) if classes is None else classes
+    classes = scores.mean(1).argmax(-1)  # (B,)
     evidence = scores[torch.arange(len(scores)), :, classes].unflatten(1, grid)  # (B, h, w)
     return evidence_ratio(evidence, mix)
 
@@ -108,16 +108,19 @@ def evidence_ratio(evidence: Tensor, mix: Mix) -> Tensor:
 
     Where nothing is to be seen of either, it is λ.
     """
-    share = mix.tokens((evidence.shape[1], evidence.shape[2]))
-    own = (share * evidence).sum((1, 2))
-    pasted = ((1 - share) * evidence[mix.partner]).sum((1, 2))
+    grid = (evidence.shape[1], evidence.shape[2])
+    there, other = (places.long() for places in mix.places(grid))
+    own, pasted = evidence.flatten(1).gather(1, there), evidence[mix.partner].flatten(1).gather(1, other)
+    share = mix.tokens(grid).flatten(1)  # (B, h·w)
+    own, pasted = (share * own).sum(1), ((1 - share) * pasted).sum(1)
     return torch.where(own + pasted > 0, own / (own + pasted).clamp_min(1e-12), mix.lam)
 
 
 def _read(model: nn.Module, share: Tensor, prefix: int) -> Tensor:
     """What the classifier would read of the tokens' shares (B, P + h·w), were this the last layer: (B,)"""
     adapter = MODELS[known_model(model)]
-    if prefix < adapter.head_tokens(model):  # its class token comes later
+    to_come = getattr(model, "attn_pool", None) is not None or prefix < adapter.head_tokens(model)
+    if to_come or not prefix:  # what pools them, or a class token, comes later; or their mean is read
         return share.mean(1)
     return adapter.heads(model, torch.stack([share, 1 - share], -1))[..., 0].mean(1)
 

@@ -87,25 +87,25 @@ def likeliest(subject: Subject, logits: Tensor, count: int = 2) -> list[tuple[st
     ]
 
 
-def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixing: Mixing, number: int) -> Mix:
-    """The mixer's first draw in which both images have a fifth, if there is one; each is the other's partner."""
+def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixing: Mixing, number: int, draws: int = DRAWS) -> Mix:
+    """The mixer's first draw in which both images have a fifth, if there is one in so many; each is the other's
+    partner."""
     scene = scene_of(subject, pair)
     shown = mixing(scene, generator(number, 0))[0]
-    for attempt in range(DRAWS):
-        mix = mixing(scene, generator(number, attempt))[0]
-        if mix.partner.tolist() == [1, 0] and 0.2 <= mix.lam[0] <= 0.8:
-            shown = mix
+    for attempt in range(1, draws):
+        if shown.partner.tolist() == [1, 0] and 0.2 <= shown.lam[0] <= 0.8:
             break
+        shown = mixing(scene, generator(number, attempt))[0]
     return replace(shown, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
 
 
 @torch.no_grad()
 def scene_of(subject: Subject, seen: Sequence[Seen]) -> Scene:
-    """A batch for a mixer. Images of unknown classes are taken for what the model takes them for."""
+    """A batch for a mixer. Images whose classes the model does not know are what it takes them for."""
     images, data = torch.stack([one.image for one in seen]), subject.data
     student = Student(subject.model)
     logits = student(images).logits
-    labels = torch.tensor([one.label for one in seen])
+    labels = torch.tensor([one.label if subject.classes else -1 for one in seen])
     labels = torch.where(labels < 0, logits.argmax(1), labels)
     return Scene(images, soft_labels(labels, logits.shape[1]), student, data.mean, data.std)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
 from labelflow.chance import generator
 from labelflow.data import Data, Stream, eval_transform, open_source
-from labelflow.data.images import read
+from labelflow.data.images import read_or_refuse
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Draw, Views
 from labelflow.data.world import World
@@ -25,6 +26,7 @@ from labelflow.tasks.classify import Recipe, check_classes
 from labelflow.tasks.runs import Loaded, load_run
 
 WORLD = "world(train=64, val=1000)"  # what a model sees that has no data of its own
+RANDOM = " (random weights)"
 CANDIDATES = 8  # how many more samples are looked at to find pairs of different classes
 
 
@@ -38,9 +40,20 @@ class Subject:
     classes: list[str]  # empty: nobody knows their names
     recipe: Recipe | None = None  # of a run
     folder: Path | None = None  # of a run
+    trained: bool = True  # False: its weights are random
+
+    @property
+    def label(self) -> str:
+        """What a figure calls it."""
+        return self.name if self.trained else f"{self.name}{RANDOM}"
 
     def class_name(self, place: int) -> str:
-        return self.classes[place] if self.classes else f"class {place}"
+        """What people call a class: without names, a thousand are taken for ImageNet's."""
+        if self.classes:
+            return title(self.classes[place])
+        if getattr(self.model, "num_classes", 0) == 1000:
+            return title(ImageNetInfo().index_to_label_name(place))
+        return f"class {place}"
 
     @property
     def parameters(self) -> int:
@@ -72,19 +85,33 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
         return replace(subject, data=replace(subject.data, data=data)) if data else subject
     if Path(name).exists() or "/" in name.partition("(")[0]:
         raise ValueError(f"{name} is not a run: it has no recipe.json. Give a run's folder, or a model of timm's")
-    torch.manual_seed(0)  # random weights are the same each time
-    model = create(name, start).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # random weights are the same each time
+        model = create(name, start).eval()
     seen: Any = model.pretrained_cfg
-    side = parse(name)[1].get("img_size") or seen["input_size"][1]
-    size = side if isinstance(side, int) else max(side)
+    size = parse(name)[1].get("img_size") or seen["input_size"][1:]
+    height, width = (size, size) if isinstance(size, int) else size
+    if height != width or getattr(model, "in_chans", 3) != 3:
+        raise ValueError(f"{name} does not take square colour images, which figures show; they can't show it")
     mean, std = tuple(seen["mean"]), tuple(seen["std"])
-    settings = Data(data=data or WORLD, image_size=size, mean=mean, std=std, test_crop=1.0, workers=0)
-    return Subject(name, model, settings, [])
+    settings = Data(data=data or WORLD, image_size=height, mean=mean, std=std, test_crop=1.0, workers=0)
+    return Subject(name, model, settings, [], trained=bool(start))
 
 
 def of_run(loaded: Loaded, folder: Path) -> Subject:
     name = folder.resolve().name
     return Subject(name, loaded.model, loaded.recipe.data, loaded.classes, loaded.recipe, folder)
+
+
+def title(name: str) -> str:
+    """What people call a class: ImageNet's have WordNet's numbers.
+
+    >>> title("n01440764"), title("my cats")
+    ('tench', 'my cats')
+    """
+    info = ImageNetInfo()
+    known = name[1:].isdigit() and name in set(info.label_names())
+    return info.label_name_to_description(name).split(",")[0] if known else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +135,7 @@ def images_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[
         check_classes(subject.classes, list(source.classes), f"the data {data.data}")
     if isinstance(source, Stream):
         taken = [(transform(image), label) for image, label in islice(source.open(0), count)]
-        return [Seen(image, label, source.classes[label]) for image, label in taken]
+        return [Seen(image, label, title(source.classes[label])) for image, label in taken]
     chosen = torch.randperm(len(source), generator=generator(0))[:count].tolist()
     views = Views(source, as_view(transform), seed=0, training=False)
     found = []
@@ -116,7 +143,7 @@ def images_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[
         view = views[Draw(index, 0, index)]
         if not view.problem:
             masks = _masks(source, index, data.image_size) if isinstance(source, World) else {}
-            found.append(Seen(view.image, view.label, source.classes[view.label], masks))
+            found.append(Seen(view.image, view.label, title(source.classes[view.label]), masks))
     return found
 
 
@@ -124,6 +151,8 @@ def pairs_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[t
     """So many pairs of images, of different classes as far as possible; of files, one after the other."""
     if len(files) == 1:
         raise ValueError(f"a pair needs two images, not {files[0]} alone")
+    if len(files) % 2:
+        raise ValueError(f"images come in pairs, one after the other; {len(files)} were given")
     seen = images_of(subject, 2 * count + CANDIDATES, files)
     if len(seen) < 2:
         raise ValueError(f"the evaluation data {subject.data.data} has no two images that can be read")
@@ -136,11 +165,7 @@ def pairs_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[t
 
 
 def _of_file(path: Path, data: Data) -> Seen:
-    try:
-        image = read(path)
-    except Exception as error:  # damaged files make PIL raise all kinds of them
-        raise ValueError(f"cannot read the image {path}: {error}") from None
-    return Seen(eval_transform(replace(data, test_crop=1.0))(image), -1, path.stem)
+    return Seen(eval_transform(replace(data, test_crop=1.0))(read_or_refuse(path)), -1, path.stem)
 
 
 def _masks(world: World, index: int, side: int) -> dict[int, Tensor]:

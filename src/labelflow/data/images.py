@@ -14,6 +14,14 @@ def read(path: Path | str) -> Image.Image:
         return to_rgb(image)
 
 
+def read_or_refuse(path: Path | str) -> Image.Image:
+    """The same; whatever is wrong with a file is a ValueError."""
+    try:
+        return read(path)
+    except Exception as error:  # damaged files make PIL raise all kinds of them
+        raise ValueError(f"cannot read the image {path}: {error}") from None
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """Grey, palette, CMYK, 16-bit and transparent (on white) images in RGB, turned as their EXIF data says."""
     image.load()

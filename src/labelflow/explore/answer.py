@@ -3,21 +3,21 @@
 Shapes: H×W pixels, h×w a grid of tokens. Of two images the first is the own one, A on the page.
 """
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
 from torch import Tensor
 
 from labelflow.analysis.presence import presence
 from labelflow.analysis.ratio import layer_ratios, method_ratios
+from labelflow.analysis.samples import likeliest
 from labelflow.analysis.subjects import Subject
 from labelflow.data import eval_transform
 from labelflow.mix import Mix
 
-LIKELIEST = 2  # how many classes are told
 DIGITS = 4
 
 
@@ -63,8 +63,26 @@ def answer(subject: Subject, own: Image.Image, partner: Image.Image, box: Box) -
         "start": _map(mix.tokens((first[0], first[1]))[0], mix),
         "layers": layers,
         "targets": {name: round(float(share[0]), DIGITS) for name, share in targets.items()},
-        "classes": _likeliest(subject, mixed),
+        "classes": [
+            {"name": name, "chance": round(chance, DIGITS)}
+            for name, chance in likeliest(subject, subject.model(mixed)[0])
+        ],
     }
+
+
+def try_out(subject: Subject) -> None:
+    """One answer about plain images: a model that cannot be shown is a ValueError; the next answer comes quicker."""
+    try:
+        told = answer(
+            subject, Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue"), Box(0, 0, 0.5, 0.5)
+        )
+        if not math.isfinite(told["classes"][0]["chance"]):
+            raise ValueError("its scores are no numbers; has its training diverged?")
+    except Exception as error:
+        raise ValueError(
+            f"{subject.name} cannot be shown; that takes a classifier of square colour images whose tokens can be "
+            f"followed: {error}"
+        ) from None
 
 
 def boxed(box: Box, side: int) -> Mix:
@@ -86,18 +104,3 @@ def _map(values: Tensor, mix: Mix) -> dict[str, Any]:
         "inside": means[0],
         "outside": means[1],
     }
-
-
-def _likeliest(subject: Subject, mixed: Tensor) -> list[dict[str, Any]]:
-    chances = subject.model(mixed)[0].float().softmax(0)
-    values, places = chances.topk(min(LIKELIEST, len(chances)))
-    return [
-        {"name": _class_name(subject, place, len(chances)), "chance": round(value, DIGITS)}
-        for place, value in zip(places.tolist(), values.tolist(), strict=True)
-    ]
-
-
-def _class_name(subject: Subject, place: int, count: int) -> str:
-    if subject.classes:
-        return subject.classes[place]
-    return ImageNetInfo().index_to_description(place) if count == 1000 else f"class {place}"

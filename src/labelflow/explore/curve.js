@@ -1,7 +1,8 @@
-// The ratio curve: A's share after every layer, beside what each method would train on.
+// The ratio curve: A's share after every layer and at the classifier, beside what each method would train on.
 
 const HEIGHT = 250, LEFT = 42, RIGHT = 124, TOP = 12, BOTTOM = 34;
 const GAP = 15; // between the lines of text at the right
+const CLOSE = 14; // to the last number below
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
 function element(name, attributes, text) {
@@ -26,16 +27,16 @@ export function apart(wanted) {
 
 /** The curve of an answer, with the chosen layer marked, so many pixels wide. */
 export function curve(answer, chosen, width) {
-  const depth = answer.layers.length;
+  const depth = answer.layers.length, end = depth + 1; // the classifier: layers that put out no tokens may come before it
   const lines = {
-    labels: [[0, answer.area], ...answer.layers.map((layer, place) => [place + 1, layer.aligned])],
+    labels: [[0, answer.area], ...answer.layers.map((layer, place) => [place + 1, layer.aligned]), [end, answer.targets["TL-Align"]]],
     resemblance: answer.layers.map((layer, place) => [place + 1, layer.similarity]),
   };
   const levels = Object.entries(answer.targets).filter(([name]) => name !== "TL-Align"); // where its line ends
   const all = [...Object.values(lines).flat().map(([, value]) => value), ...levels.map(([, value]) => value)];
   const low = Math.max(0, Math.floor(20 * (Math.min(...all) - 0.01)) / 20);
   const high = Math.min(1, Math.max(Math.ceil(20 * (Math.max(...all) + 0.01)) / 20, low + 0.1));
-  const x = (layer) => LEFT + (layer / depth) * (width - LEFT - RIGHT);
+  const x = (layer) => LEFT + (layer / end) * (width - LEFT - RIGHT);
   const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
 
   const svg = element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img" });
@@ -47,9 +48,10 @@ export function curve(answer, chosen, width) {
     svg.append(element("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, `${Math.round(100 * tick)} %`));
   }
   const every = Math.ceil(depth / 12);
-  for (let layer = 0; layer <= depth; layer += every) {
+  for (let layer = 0; layer <= depth && x(end) - x(layer) > CLOSE; layer += every) {
     svg.append(element("text", { x: x(layer), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, layer || "start"));
   }
+  svg.append(element("text", { x: x(end) - 4, y: HEIGHT - BOTTOM + 18 }, "classifier"));
   svg.append(element("line", { class: "here", x1: x(chosen), x2: x(chosen), y1: TOP, y2: HEIGHT - BOTTOM }));
   for (const [, value] of levels) {
     svg.append(element("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));

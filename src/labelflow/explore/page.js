@@ -42,7 +42,21 @@ function complain(error, again) {
 
 const calm = () => { find("#problem").hidden = true; };
 
-let busy = false, wanted = false;
+const SLOW = 300; // milliseconds, after which the page says that it waits
+const STATES = { fresh: "", busy: "Working it out …", stale: "Out of date" };
+let busy = false, wanted = false, state = "fresh";
+
+/** Whether the results are those of what is chosen; if not, they are dimmed. */
+function mark(now) {
+  if (now === state) return;
+  state = now;
+  find("#state").textContent = STATES[state];
+  for (const part of document.querySelectorAll(".result")) {
+    part.classList.toggle("dim", state !== "fresh");
+    part.setAttribute("aria-busy", String(state === "busy"));
+  }
+  if (pictures.own) draw();
+}
 
 /** One question at a time; of those that come up meanwhile only the newest is asked. */
 async function ask() {
@@ -53,6 +67,7 @@ async function ask() {
     wanted = false;
     const { left, top, right, bottom } = box();
     const question = { model: Number(find("#model").value), ...chosen, box: [left, top, right, bottom] };
+    const slow = setTimeout(mark, SLOW, "busy");
     try {
       answer = await talk("answer", {
         method: "POST",
@@ -61,8 +76,12 @@ async function ask() {
       });
       calm();
       show();
+      if (!wanted) mark("fresh");
     } catch (error) {
       complain(error, ask);
+      mark(answer ? "stale" : "fresh");
+    } finally {
+      clearTimeout(slow);
     }
   }
   busy = false;
@@ -80,7 +99,8 @@ function map() {
 }
 
 function draw() {
-  paint(find("#canvas"), pictures.own, pictures.partner, box(), map(), view(), find("#opacity").value / 100);
+  const strength = find("#opacity").value / (state === "fresh" ? 100 : 300);
+  paint(find("#canvas"), pictures.own, pictures.partner, box(), map(), view(), strength);
 }
 
 function show() {

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
 import anyio.to_thread
 from PIL import Image
 from starlette.applications import Starlette
@@ -26,6 +27,9 @@ from labelflow.explore.uploads import BYTES, Shelf, decode
 Value = TypeVar("Value")
 
 QUESTION_BYTES = 4096
+PATIENCE = 30  # seconds in which a request has to have arrived
+UPLOADING = 4  # uploads that are read at a time
+WAITING = 8  # requests that may wait for their turn
 FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -46,7 +50,11 @@ class Choice:
 
 def make_app(choices: Sequence[Choice], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
     """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits."""
-    one_model, one_upload = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)  # followers keep state; images are large
+    one_answer, one_decoding = (
+        anyio.CapacityLimiter(1),
+        anyio.CapacityLimiter(1),
+    )  # followers keep state, images are large
+    few_uploads = anyio.CapacityLimiter(UPLOADING)
 
     async def setup(request: Request) -> Response:
         models = [
@@ -61,16 +69,24 @@ def make_app(choices: Sequence[Choice], shelf: Shelf, hosts: Collection[str] = (
         return Response(await anyio.to_thread.run_sync(_jpeg, image), media_type="image/jpeg")
 
     async def upload(request: Request) -> Response:
-        file = await _body(request, BYTES)
-        image = await anyio.to_thread.run_sync(_checked, partial(decode, file), limiter=one_upload)
+        _check_length(request, BYTES)
+        _check_crowd(few_uploads)
+        async with few_uploads:
+            file = await _body(request, BYTES)
+            image = await anyio.to_thread.run_sync(_checked, partial(decode, file), limiter=one_decoding)
         return JSONResponse({"id": shelf.add(image)})
 
     async def ask(request: Request) -> Response:
+        _check_length(request, QUESTION_BYTES)
         asked = _question(await _body(request, QUESTION_BYTES))
         choice = _choice(choices, asked.get("model"))
-        own, partner = (_checked(partial(shelf.get, str(asked.get(name)))) for name in ("own", "partner"))
+        own, other = (_checked(partial(shelf.get, str(asked.get(name)))) for name in ("own", "partner"))
         box = _checked(partial(_box, asked.get("box")))
-        told = await anyio.to_thread.run_sync(answer, choice.subject, own, partner, box, limiter=one_model)
+        _check_crowd(one_answer)
+        async with one_answer:
+            if await request.is_disconnected():  # while it waited
+                raise ClientDisconnect
+            told = await anyio.to_thread.run_sync(_checked, partial(answer, choice.subject, own, other, box))
         return JSONResponse(told)
 
     routes = [
@@ -96,18 +112,38 @@ async def _told(request: Request, problem: Exception) -> Response:
 
 
 async def _failed(request: Request, problem: Exception) -> Response:
-    return JSONResponse({"error": f"the server could not work this out: {problem}"}, 500)
+    """No details, which may be nobody's business; uvicorn prints them where the server runs."""
+    return JSONResponse({"error": "the server could not work this out; it has printed why, where it runs"}, 500)
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """What was sent, read no further than is allowed."""
+    """What was sent, read no further and waited for no longer than is allowed."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            large = f"{most // 1_000_000} MB" if most >= 1_000_000 else f"{most} bytes"
-            raise HTTPException(413, f"that is more than {large}; choose a smaller file")
+    try:
+        with anyio.fail_after(PATIENCE):
+            async for chunk in request.stream():
+                body += chunk
+                _check_bytes(len(body), most)
+    except TimeoutError:
+        late = f"that did not arrive within {PATIENCE} seconds; choose a smaller file, or a faster connection"
+        raise HTTPException(408, late, {"Connection": "close"}) from None  # which ends what is still being sent
     return bytes(body)
+
+
+def _check_length(request: Request, most: int) -> None:
+    """By what the request says of itself, before anything is read."""
+    _check_bytes(int(request.headers.get("content-length", 0)), most)
+
+
+def _check_bytes(count: int, most: int) -> None:
+    if count > most:
+        large = f"{most // 1_000_000} MB" if most >= 1_000_000 else f"{most} bytes"
+        raise HTTPException(413, f"that is more than {large}; choose a smaller file")
+
+
+def _check_crowd(turns: anyio.CapacityLimiter) -> None:
+    if turns.statistics().tasks_waiting >= WAITING:
+        raise HTTPException(503, "too many others are waiting for their turn; try again in a moment")
 
 
 def _checked(look: Callable[[], Value], status: int = 400) -> Value:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from labelflow.figures import results
-from labelflow.figures.base import COLOURS, Asked, new, short
+from labelflow.figures.base import Asked, colour, new, short
 from labelflow.figures.results import Result, results_of
 
 
@@ -23,7 +23,7 @@ def draw(data: Data) -> Figure:
     panel = axes[0, 0]
     models = list(dict.fromkeys(one.model for one in data.runs))
     for one in data.runs:
-        panel.plot(one.value, one.top1, "o", color=COLOURS[models.index(one.model) % len(COLOURS)])
+        panel.plot(one.value, one.top1, "o", color=colour(models.index(one.model)))
         panel.annotate(short(one.run), (one.value, one.top1), (5, 3), textcoords="offset points", fontsize=7)
     panel.set_xlabel("parameters, millions")
     panel.set_ylabel("top-1 accuracy, %")

@@ -34,14 +34,13 @@ class Data:
 
 def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
-    count = asked.count or (len(asked.files) // 2 if asked.files else PAIRS)
     rows = []
-    for sample in mixed_samples(subject, asked.mixer, count, asked.files):
+    for sample in mixed_samples(subject, asked.mixer, *asked.images(PAIRS, of_each=2)):
         pictures = [photo(image, subject.data) for image in (*sample.images, sample.mixed)]
         first = next(iter(sample.layers.values()))
         before = sample.mix.tokens((first.shape[0], first.shape[1]))[0]
         rows.append(Row(sample.names, sample.area, sample.arrived, sample.answers, before, sample.layers, pictures))
-    return Data(subject.name, asked.mixer, rows)
+    return Data(subject.label, asked.mixer, rows)
 
 
 def draw(data: Data) -> Figure:

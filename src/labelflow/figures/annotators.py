@@ -1,18 +1,21 @@
 """Accuracy against the annotator of the token labels (Token Labeling, Figure 4, right)."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from labelflow.data import Data as Settings
 from labelflow.data import Stream, open_source
 from labelflow.data.geometry import Geometry
 from labelflow.engine.run import Run
 from labelflow.figures import results
-from labelflow.figures.base import COLOURS, Asked, new, short
+from labelflow.figures.base import Asked, colour, new, short
 from labelflow.figures.results import Result, results_of
 from labelflow.labels import Store, label_view
+from labelflow.tasks import Recipe
+from labelflow.tasks.runs import read_recipe
 
 LOOKED_AT = 500  # training images, to see how often an annotator is right
 
@@ -24,19 +27,19 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    names: list[str] = []
-
-    def rightness(run: Run, recipe: Any) -> float:
-        if not recipe.data.labels:
-            raise ValueError(f"{run.folder} has no dense labels; this figure wants runs with --labels")
-        store = Store(recipe.data.labels)
-        names.append(store.manifest.annotator)
-        return 100 * annotator_accuracy(store, recipe.data)
-
-    return Data(results_of(asked.subjects, rightness), names)
+    runs = results_of(asked.subjects, _rightness)
+    stores = [Store(read_recipe(Run(Path(str(folder)))).data.labels) for folder in asked.subjects]
+    return Data(runs, [store.manifest.annotator for store in stores])
 
 
-def annotator_accuracy(store: Store, data: Any) -> float:
+def _rightness(run: Run, recipe: Recipe) -> float:
+    """In percent."""
+    if not recipe.data.labels:
+        raise ValueError(f"{run.folder} has no dense labels; this figure wants runs with --labels")
+    return 100 * annotator_accuracy(Store(recipe.data.labels), recipe.data)
+
+
+def annotator_accuracy(store: Store, data: Settings) -> float:
     """How often an annotator's label map, pooled, says the image's own class: on training images, of which it may have
     been trained on some."""
     source = open_source(data, "train")
@@ -55,8 +58,8 @@ def annotator_accuracy(store: Store, data: Any) -> float:
 def draw(data: Data) -> Figure:
     figure, axes = new(1, 1, 4.6, 3.4)
     panel = axes[0, 0]
-    for one, annotator, colour in zip(data.runs, data.annotators, COLOURS * len(data.runs), strict=False):
-        panel.plot(one.value, one.top1, "o", ms=8, color=colour)
+    for place, (one, annotator) in enumerate(zip(data.runs, data.annotators, strict=True)):
+        panel.plot(one.value, one.top1, "o", ms=8, color=colour(place))
         panel.annotate(
             f"{one.run}\n{short(annotator)}", (one.value, one.top1), (7, -3), textcoords="offset points", fontsize=7
         )

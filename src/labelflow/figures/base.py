@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from labelflow.analysis.subjects import Subject, load_subject
+from labelflow.analysis.subjects import RANDOM, Subject, load_subject
 from labelflow.engine.run import whole_file
 
-OWN, PARTNER = "#ca0020", "#0571b0"
+MANY = 512  # images that are still looked at without a word
 COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
 STYLE: Any = {
     "font.size": 9,
@@ -34,7 +34,7 @@ STYLE: Any = {
 class Asked:
     """What a figure is to show."""
 
-    subjects: tuple[str, ...] = ()  # folders of runs, or timm's models
+    subjects: tuple[str | Subject, ...] = ()  # folders of runs, or timm's models
     files: tuple[Path, ...] = ()  # images; none: evaluation images
     start: str = ""  # the weights of timm's models: '' for random ones, pretrained, packaged, or a file
     weights: str = "best"  # those of runs: best, last, or a file
@@ -45,15 +45,29 @@ class Asked:
     top: int = 1  # how many classes relevance is shown for
     method: Literal["lrp", "gradient", "rollout"] = "lrp"  # of relevance
 
-    def load(self, least: int = 1, most: int = 12) -> list[Subject]:
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count, how many images or pairs, must be at least 0, not {self.count}")
+
+    def load(self, most: int = 12) -> list[Subject]:
         """The models that are asked about."""
-        if not least <= len(self.subjects) <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
+        if not 1 <= len(self.subjects) <= most:
+            wanted = "one run or model" if most == 1 else f"1 to {most} runs or models"
             raise ValueError(
-                f"this figure wants {wanted} runs or models, not {len(self.subjects)}: give folders of runs, such as "
-                "runs/quickstart, or models, such as deit_small_patch16_224"
+                f"this figure wants {wanted}, not {len(self.subjects)}: give folders of runs, such as runs/quickstart, "
+                "or models, such as deit_small_patch16_224"
             )
-        return [load_subject(name, self.start, self.weights, self.data) for name in self.subjects]
+        return [
+            one if isinstance(one, Subject) else load_subject(one, self.start, self.weights, self.data)
+            for one in self.subjects
+        ]
+
+    def images(self, usual: int, of_each: int = 1) -> tuple[int, tuple[Path, ...]]:
+        """How many images (or, of two each, pairs) to look at, and the files that they are to come from."""
+        files = self.files[: of_each * self.count] if self.count else self.files
+        if len(files) > MANY:
+            raise ValueError(f"{len(files)} images are too many for a figure: choose some, or say --count")
+        return self.count or (len(files) // of_each if files else usual), files
 
 
 class Drawing(Protocol):
@@ -72,6 +86,11 @@ class Drawing(Protocol):
         """That dataclass -> what is worth a line in a terminal"""
 
 
+def colour(place: int) -> str:
+    """Of the model at that place."""
+    return COLOURS[place % len(COLOURS)]
+
+
 def new(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, Any]:
     """A figure of panels of that size each, in inches; its axes are an array (rows, columns)."""
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
@@ -86,7 +105,9 @@ def picture(panel: Axes, image: Image.Image | Tensor, title: str = "", **options
 
 
 def short(name: str, most: int = 26) -> str:
-    """A name that fits into a figure."""
+    """A name that fits into a figure; that weights are random is said in a line of its own."""
+    if name.endswith(RANDOM):
+        return f"{short(name.removesuffix(RANDOM), most)}\n{RANDOM.strip()}"
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
@@ -100,7 +121,8 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
                 metadata = {"Date": None} if path.suffix == ".svg" else {}
                 figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
     with whole_file(paths[2]) as draft:
-        draft.write_text(json.dumps(as_json(data), indent=1) + "\n")
+        parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
+        draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
     return paths
 
 

@@ -37,14 +37,14 @@ class Data:
 def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
     rows = []
-    for seen in images_of(subject, asked.count or IMAGES, asked.files):
+    for seen in images_of(subject, *asked.images(IMAGES)):
         logits, grid = place_logits(subject.model, seen.image[None])
         chances, places = (found.unflatten(0, grid) for found in logits[0].float().softmax(-1).max(-1))
         classes = [[subject.class_name(place) for place in line] for line in places.tolist()]
         counted = Counter(name for line in classes for name in line).most_common()
         parts = {name: count / (grid[0] * grid[1]) for name, count in counted}
         rows.append(Row(seen.name, classes, chances, parts, photo(seen.image, subject.data)))
-    return Data(subject.name, rows)
+    return Data(subject.label, rows)
 
 
 def draw(data: Data) -> Figure:

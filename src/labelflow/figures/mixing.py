@@ -30,7 +30,10 @@ def compute(asked: Asked) -> Data:
     images = torch.stack([seen.image for seen in pair])
     mixers, area, pictures = strategies(patch_of(subject.model, subject.data.image_size)), {}, []
     for name, text in mixers.items():
-        mix = draw_mix(subject, pair, Mixing(text), number=1)
+        try:
+            mix = draw_mix(subject, pair, Mixing(text), number=1)
+        except ValueError:  # its CNN's package is missing, or the model cannot tell it what matters
+            continue
         area[name] = float(mix.lam[0])
         pictures.append(photo(mix.apply(images)[0], subject.data))
     return Data(
@@ -56,8 +59,10 @@ def strategies(patch: int) -> dict[str, str]:
 
 
 def patch_of(model: torch.nn.Module, size: int) -> int:
-    """The side of a model's patches, in pixels; a fourteenth of the image where it has none."""
-    found = getattr(embedding_of(model), "patch_size", None) or size // 14
+    """The side of a model's patches, in pixels; about a fourteenth of the image where it has none."""
+    found = getattr(embedding_of(model), "patch_size", None)
+    if found is None:
+        return min((side for side in range(1, size + 1) if size % side == 0), key=lambda side: abs(side - size / 14))
     return int(found if isinstance(found, int) else found[0])
 
 
@@ -73,4 +78,6 @@ def draw(data: Data) -> Figure:
 
 
 def told(data: Data) -> str:
-    return "\n".join(f"{name:20} own share {area:.3f}" for name, area in data.area.items())
+    missing = [name for name in data.mixers if name not in data.area]
+    left_out = [f"left out, for want of what tells it where to look: {', '.join(missing)}"] if missing else []
+    return "\n".join([*(f"{name:20} own share {area:.3f}" for name, area in data.area.items()), *left_out])

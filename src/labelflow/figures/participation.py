@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from labelflow.engine.run import Run
 from labelflow.figures import results
-from labelflow.figures.base import COLOURS, Asked, new
+from labelflow.figures.base import Asked, colour, new
 from labelflow.figures.results import Result, results_of
 from labelflow.spec import parse
 
@@ -35,12 +35,14 @@ def participation_of(run: Run, recipe: Any) -> float:
 def draw(data: Data) -> Figure:
     figure, axes = new(1, 1, 4.6, 3.4)
     panel = axes[0, 0]
-    for model, colour in zip(dict.fromkeys(one.model for one in data.runs), COLOURS, strict=False):
+    for place, model in enumerate(dict.fromkeys(one.model for one in data.runs)):
         own = sorted((one for one in data.runs if one.model == model), key=lambda one: one.value)
-        panel.plot([one.value for one in own], [one.top1 for one in own], "o", color=colour, label=model.split("(")[0])
+        panel.plot(
+            [one.value for one in own], [one.top1 for one in own], "o", color=colour(place), label=model.split("(")[0]
+        )
         rates = list(dict.fromkeys(one.value for one in own))
         means = [_mean([one.top1 for one in own if one.value == rate]) for rate in rates]
-        panel.plot(rates, means, color=colour)
+        panel.plot(rates, means, color=colour(place))
     panel.set_xlabel("tokens that take part, %")
     panel.set_ylabel("top-1 accuracy, %")
     panel.legend(fontsize=8)

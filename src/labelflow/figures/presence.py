@@ -12,7 +12,7 @@ from torch import Tensor
 from labelflow.analysis.presence import presence
 from labelflow.analysis.samples import photo
 from labelflow.analysis.subjects import images_of
-from labelflow.figures.base import COLOURS, Asked, picture, short
+from labelflow.figures.base import Asked, colour, picture, short
 
 IMAGES, SHOWN = 4, 6  # images that are averaged over, and maps that are drawn
 BORDER = 6  # a kernel of 7 reaches 3 places, and what it does at the border as many more
@@ -20,7 +20,7 @@ BORDER = 6  # a kernel of 7 reaches 3 places, and what it does at the border as 
 
 @dataclass(frozen=True)
 class Layer:
-    """Quantiles of presence over all tokens and images: 1 is what an average token has."""
+    """Quantiles of presence over all tokens and images: 1 is the average where as many tokens leave as enter."""
 
     name: str
     low: float  # a twentieth of the tokens have less
@@ -47,7 +47,7 @@ class Data:
 def compute(asked: Asked) -> Data:
     rows, count = [], 0
     for subject in asked.load():
-        seen = images_of(subject, asked.count or IMAGES, asked.files)
+        seen = images_of(subject, *asked.images(IMAGES))
         count = len(seen)
         images = torch.stack([one.image for one in seen])
         layers = []
@@ -56,7 +56,7 @@ def compute(asked: Asked) -> Data:
             inner = layer.map[:, BORDER:-BORDER, BORDER:-BORDER]
             deviation, away = (float(maps.std(unbiased=False)) if maps.numel() else None for maps in (layer.map, inner))
             layers.append(Layer(layer.name, low, median, high, deviation or 0.0, away, layer.map[0]))
-        rows.append(Row(subject.name, photo(images[0], subject.data), layers))
+        rows.append(Row(subject.label, photo(images[0], subject.data), layers))
     return Data(count, rows)
 
 
@@ -78,11 +78,11 @@ def draw(data: Data) -> Figure:
     colours = figure.colorbar(axes[0, 1].images[0], ax=axes[:, -1], shrink=0.8)
     colours.set_label("presence", fontsize=8)
     panel = curves.subplots()
-    for row, colour in zip(data.rows, COLOURS, strict=False):
+    for number, row in enumerate(data.rows):
         places = range(1, 1 + len(row.layers))
-        panel.plot(places, [layer.median for layer in row.layers], color=colour, label=short(row.name))
+        panel.plot(places, [layer.median for layer in row.layers], color=colour(number), label=short(row.name))
         low, high = ([getattr(layer, end) for layer in row.layers] for end in ("low", "high"))
-        panel.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+        panel.fill_between(places, low, high, color=colour(number), alpha=0.2, lw=0)
     panel.axhline(1, color="black", lw=0.8, ls=":")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.set_xlabel("layer")

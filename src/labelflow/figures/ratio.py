@@ -3,6 +3,7 @@
 Distances are root mean squares over pairs and layers; correlations are Pearson's over pairs, at the last layer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from labelflow.analysis.ratio import LayerRatio, evidence_ratio, layer_ratios, method_ratios
+from labelflow.analysis.ratio import LayerRatio, dense_ratio, evidence_ratio, layer_ratios, method_ratios
 from labelflow.analysis.samples import draw_mix
 from labelflow.analysis.subjects import Seen, Subject, load_subject, pairs_of
 from labelflow.figures.base import COLOURS, Asked, new
 from labelflow.guides import Mixing
 from labelflow.mix import Mix
 
-PAIRS = 64
+PAIRS, FEW = 64, 8  # pairs, and how many a correlation needs at least
 HALF = "always 0.5"
 LINES = {"CutMix": "#636363", "TransMix": COLOURS[1], "Token Labeling": COLOURS[2], "TL-Align": COLOURS[3]}
 
@@ -34,9 +35,9 @@ class Data:
     methods: dict[str, float]  # what each method would train it on
     distance: dict[str, float]  # of each method from the similarity-based ratio
     token_distance: dict[str, float]  # the same for the tokens with a place in the image
-    correlation: dict[str, float]  # with the similarity-based ratio
+    correlation: dict[str, float | None]  # with the similarity-based ratio; None: too few pairs, or it never changes
     truth_distance: dict[str, float]  # from the part of the visible objects that is one's own; empty: nobody knows it
-    truth_correlation: dict[str, float]
+    truth_correlation: dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,18 @@ class _Pair:
 @torch.no_grad()
 def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
-    annotator = load_subject(asked.annotator) if asked.annotator else None
+    annotator = load_subject(asked.annotator, asked.start) if asked.annotator else None
     mixing, pairs = Mixing(asked.mixer), []
-    for number, pair in enumerate(pairs_of(subject, asked.count or PAIRS, asked.files)):
-        pairs.append(_of_pair(subject, pair, draw_mix(subject, pair, mixing, number), annotator))
+    for number, pair in enumerate(pairs_of(subject, *asked.images(PAIRS, of_each=2))):
+        mix = draw_mix(subject, pair, mixing, number, draws=1)  # whatever comes, as in training
+        pairs.append(_of_pair(subject, pair, mix, annotator))
     shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))
     distance, tokens, correlation = _against_similarity(pairs)
     truth_distance, truth_correlation = _against_truth(pairs)
     return Data(
-        subject.name,
+        subject.label,
         len(pairs),
-        annotator.name if annotator else f"{subject.name} itself",
+        annotator.label if annotator else f"{subject.label} itself",
         [layer.name for layer in shown.layers],
         float(shown.mix.lam[0]),
         [float(layer.similarity[0]) for layer in shown.layers],
@@ -80,10 +82,21 @@ def _of_pair(subject: Subject, pair: tuple[Seen, Seen], mix: Mix, annotator: Sub
     images = torch.stack([seen.image for seen in pair])
     both = layer_ratios(subject.model, images, mix)
     layers = [LayerRatio(layer.name, *(values[:1] for values in layer[1:])) for layer in both]
-    labels = torch.tensor([seen.label for seen in pair])
-    model: nn.Module | None = annotator.model if annotator else None
-    ratios = method_ratios(subject.model, images, mix, model, labels if (labels >= 0).all() else None)
+    ratios = method_ratios(subject.model, images, mix)
+    if annotator:
+        ratios["Token Labeling"] = dense_ratio(annotator.model, seen_by(annotator, images, subject), mix)
     return _Pair(mix, layers, {name: float(ratio[0]) for name, ratio in ratios.items()}, _truth(pair, mix))
+
+
+def seen_by(annotator: Subject, images: Tensor, subject: Subject) -> Tensor:
+    """Images as one model sees them, (B, 3, H, W), as another one wants to see them."""
+    (mean, std), (own_mean, own_std) = (
+        (images.new_tensor(data.mean).reshape(3, 1, 1), images.new_tensor(data.std).reshape(3, 1, 1))
+        for data in (annotator.data, subject.data)
+    )
+    size = (annotator.data.image_size, annotator.data.image_size)
+    resized = nn.functional.interpolate(images * own_std + own_mean, size, mode="bicubic", antialias=True)
+    return (resized - mean) / std
 
 
 def _truth(pair: tuple[Seen, Seen], mix: Mix) -> float | None:
@@ -94,7 +107,7 @@ def _truth(pair: tuple[Seen, Seen], mix: Mix) -> float | None:
     return float(evidence_ratio(objects, mix)[0])
 
 
-def _against_similarity(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+def _against_similarity(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float], dict[str, float | None]]:
     found = torch.stack([torch.cat([layer.similarity for layer in pair.layers]) for pair in pairs])  # (pairs, layers)
     aligned = torch.stack([torch.cat([layer.aligned for layer in pair.layers]) for pair in pairs])
     said = _said(pairs)
@@ -117,7 +130,7 @@ def _area(mix: Mix, layer: LayerRatio) -> Tensor:
     return mix.tokens((height, width))[:1]
 
 
-def _against_truth(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float]]:
+def _against_truth(pairs: list[_Pair]) -> tuple[dict[str, float], dict[str, float | None]]:
     known = [pair for pair in pairs if pair.truth is not None]
     if not known:
         return {}, {}
@@ -139,22 +152,22 @@ def _rms(gaps: Tensor) -> float:
     return float(gaps.square().mean().sqrt())
 
 
-def _correlation(one: Tensor, other: Tensor) -> float:
-    """Pearson's; 0 where one of them does not change."""
-    if len(one) < 2 or min(float(one.std()), float(other.std())) < 1e-7:
-        return 0.0
+def _correlation(one: Tensor, other: Tensor) -> float | None:
+    """Pearson's, where there is enough to tell."""
+    if len(one) < FEW or min(float(one.std()), float(other.std())) < 1e-7:
+        return None
     return float(torch.corrcoef(torch.stack([one, other]))[0, 1])
 
 
 def draw(data: Data) -> Figure:
-    groups = [
-        ("distance from\nsimilarity", data.distance, True),
-        ("correlation with\nsimilarity", data.correlation, False),
+    groups: list[tuple[str, Mapping[str, float | None]]] = [
+        ("distance from\nsimilarity", data.distance),
+        ("correlation with\nsimilarity", data.correlation),
     ]
     if data.truth_distance:
         groups += [
-            ("distance from\nthe visible objects", data.truth_distance, True),
-            ("correlation with\nthe visible objects", data.truth_correlation, False),
+            ("distance from\nthe visible objects", data.truth_distance),
+            ("correlation with\nthe visible objects", data.truth_correlation),
         ]
     figure, axes = new(1, 1 + len(groups), 2.4, 3.4, width_ratios=[1.8, *[1] * len(groups)])
     curve, places = axes[0, 0], range(1, 1 + len(data.layers))
@@ -169,8 +182,9 @@ def draw(data: Data) -> Figure:
     curve.set_title(f"the pair whose label moves most, of {data.pairs}", fontsize=8)
     curve.xaxis.set_major_locator(MaxNLocator(integer=True))
     curve.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-    for panel, (title, values, low_is_good) in zip(axes[0, 1:], groups, strict=True):
-        names = [name for name in values if name != HALF or low_is_good]  # what never changes correlates with nothing
+    for panel, (title, said) in zip(axes[0, 1:], groups, strict=True):
+        values = {name: value for name, value in said.items() if value is not None}
+        names = list(values)
         panel.barh(
             range(len(names)), [values[name] for name in names], color=[LINES.get(name, "#bdbdbd") for name in names]
         )
@@ -186,12 +200,16 @@ def draw(data: Data) -> Figure:
 
 
 def told(data: Data) -> str:
-    columns = {"distance": data.distance, "correlation": data.correlation}
+    columns: dict[str, Mapping[str, float | None]] = {"distance": data.distance, "correlation": data.correlation}
     if data.truth_distance:
         columns |= {"truth: distance": data.truth_distance, "truth: correlation": data.truth_correlation}
     names = dict.fromkeys(name for values in columns.values() for name in values)
     lines = [f"{'':16}" + "".join(f"{column:>20}" for column in columns)]
     for name in names:
-        cells = (f"{values[name]:20.3f}" if name in values else " " * 20 for values in columns.values())
+        cells = (_cell(values.get(name)) for values in columns.values())
         lines.append(f"{name:16}" + "".join(cells))
     return "\n".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return f"{'–':>20}" if value is None else f"{value:20.3f}"

@@ -1,6 +1,6 @@
 """Where a model looks for its likeliest classes: relevance maps of Chefer et al. (Token Labeling, Figures 6 and 7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from matplotlib import colormaps
@@ -51,16 +51,23 @@ def compute(asked: Asked) -> Data:
     if asked.top < 1:
         raise ValueError(f"top, how many classes are shown, must be at least 1, not {asked.top}")
     subjects = asked.load()
-    names = [subject.name for subject in subjects]
+    names = [subject.label for subject in subjects]
     if len(set(names)) != len(names):
         raise ValueError(f"each model may come once, not {', '.join(names)}")
     rows: list[Row] = []
-    for number, subject in enumerate(subjects):
-        for place, seen in enumerate(images_of(subject, asked.count or IMAGES, asked.files)):
-            if number == 0:
+    for subject in subjects:
+        shown = _showing(subjects[0], subject)
+        for place, seen in enumerate(images_of(shown, *asked.images(IMAGES))):
+            if subject is subjects[0]:
                 rows.append(Row(seen.name, {}, photo(seen.image, subject.data)))
-            rows[place].maps[subject.name] = _maps(subject, seen, asked)
+            rows[place].maps[subject.label] = _maps(subject, seen, asked)
     return Data(asked.method, names, rows)
+
+
+def _showing(first: Subject, subject: Subject) -> Subject:
+    """The same model with the first one's evaluation images, seen its own way."""
+    own = {name: getattr(subject.data, name) for name in ("image_size", "mean", "std", "interpolation")}
+    return replace(subject, data=replace(first.data, **own), classes=subject.classes and first.classes)
 
 
 def _maps(subject: Subject, seen: Seen, asked: Asked) -> list[Map]:
@@ -71,7 +78,7 @@ def _maps(subject: Subject, seen: Seen, asked: Asked) -> list[Map]:
     maps = []
     for place, (name, chance) in zip(logits.topk(len(named)).indices, named, strict=True):
         values = relevance(subject.model, image, place[None], asked.method)[0]
-        mask = seen.masks.get(int(place))
+        mask = seen.masks.get(int(place)) if subject.classes else None
         inside = None if mask is None else _inside(values, mask)
         maps.append(Map(name, chance, values, inside, None if mask is None else float(mask.float().mean())))
     return maps

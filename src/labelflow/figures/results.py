@@ -18,12 +18,12 @@ class Result:
     value: float  # what it is drawn over
 
 
-def results_of(folders: Sequence[str], value: Callable[[Run, Any], float]) -> list[Result]:
+def results_of(folders: Sequence[object], value: Callable[[Run, Any], float]) -> list[Result]:
     """Of runs that have been evaluated; `value` is told a run and its recipe."""
     if not folders:
         raise ValueError("this figure compares runs: give their folders, such as runs/*")
     results = []
-    for folder in folders:
+    for folder in map(str, folders):
         run = Run(Path(folder))
         recipe, card = read_recipe(run), run.read("model.json")
         evaluations = [line for line in run.metrics() if line["kind"] == "eval"]

@@ -11,7 +11,7 @@ from labelflow.analysis.rmse import Rmse, alignment_rmse
 from labelflow.analysis.samples import scene_of
 from labelflow.analysis.subjects import Subject, images_of
 from labelflow.chance import generator
-from labelflow.figures.base import COLOURS, Asked, new, short
+from labelflow.figures.base import Asked, colour, new, short
 from labelflow.guides import Mixing
 from labelflow.mix import Mix
 from labelflow.models.create import create, load_exactly
@@ -49,14 +49,16 @@ def compute(asked: Asked) -> Data:
 def _row(subject: Subject, batches: list[tuple[Tensor, Mix]]) -> Row:
     now = alignment_rmse(subject.model, batches)
     if subject.folder is None:
-        return Row(subject.name, subject.parameters, now, None, [])
+        return Row(subject.label, subject.parameters, now, None, [])
     random = alignment_rmse(_fresh(subject), batches)
     training = []
-    files = sorted(subject.folder.glob("checkpoints/*/model.safetensors"))
-    if len(files) > 1:
+    kept = sorted(subject.folder.glob("checkpoints/[0-9]*"))
+    if len(kept) > 1:
         model = _fresh(subject)
-        for file in files:
-            epoch = subject.epoch_of(int(file.parent.name))
+        for checkpoint in kept:
+            average = checkpoint / "ema.safetensors"  # as the run's best weights are
+            file = average if average.exists() else checkpoint / "model.safetensors"
+            epoch = subject.epoch_of(int(checkpoint.name))
             training.append((epoch, alignment_rmse(load_exactly(model, file), batches).tl_align))
         training.insert(0, (0.0, random.tl_align))
     return Row(subject.name, subject.parameters, now, random, training)
@@ -64,14 +66,15 @@ def _row(subject: Subject, batches: list[tuple[Tensor, Mix]]) -> Row:
 
 def _fresh(subject: Subject) -> Any:
     """The model of a run with random weights."""
-    torch.manual_seed(0)
     card = subject.card
-    return create(card["model"], **card["arguments"]).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return create(card["model"], **card["arguments"]).eval()
 
 
 def _batches(subject: Subject, asked: Asked) -> list[tuple[Tensor, Mix]]:
     """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
-    seen = images_of(subject, asked.count or IMAGES, asked.files)
+    seen = images_of(subject, *asked.images(IMAGES))
     if len(seen) < 2:
         raise ValueError("to mix, there must be at least two images")
     mixing = Mixing(asked.mixer)
@@ -87,22 +90,23 @@ def draw(data: Data) -> Figure:
     curves = [row for row in data.rows if row.training]
     figure, axes = new(1, 1 + bool(curves), 4.6, 0.9 + max(2.2, 0.32 * len(data.rows)))
     bars, places = axes[0, 0], range(len(data.rows))
-    bars.barh(places, [row.now.tl_align for row in data.rows], color=COLOURS[0], height=0.5, label="now")
+    bars.barh(places, [row.now.tl_align for row in data.rows], color=colour(0), height=0.5, label="now")
+    first = next((row for row in data.rows if row.random), None)
     for place, row in zip(places, data.rows, strict=True):
         bars.text(row.now.tl_align, place, f" {row.now.tl_align:.3f}", va="center", fontsize=8)
         if row.random:
-            label = "random weights" if row is data.rows[0] else None
+            label = "random weights" if row is first else None
             bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2, label=label)
     bars.set_yticks(places, [f"{short(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows], fontsize=8)
     bars.set_ylim(len(data.rows) - 0.3, -0.7)  # the first on top
     bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images")
     bars.grid(visible=False, axis="y")
     bars.margins(x=0.15)
-    if any(row.random for row in data.rows):
+    if first:
         bars.legend(loc="best", fontsize=8)
     if curves:
-        for row, colour in zip(curves, COLOURS, strict=False):
-            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour, marker=".", label=short(row.name))
+        for place, row in enumerate(curves):
+            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour(place), marker=".", label=short(row.name))
         axes[0, 1].set_xlabel("epoch (0: random weights)")
         axes[0, 1].set_ylabel("RMSE")
         axes[0, 1].set_ylim(bottom=0)
