@@ -1,9 +1,11 @@
 """`labelflow figure`: the papers' figures for one's own model and images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import rich.progress
+from rich.console import Console
 from tyro.conf import Positional
 
 from labelflow.data.images import EXTENSIONS
@@ -49,12 +51,18 @@ def figure(
         return
     drawing = FIGURES[known(name, FIGURES, "figure")]
     subjects, files = split(what)
-    asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method)
+    asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method, track)
     result = drawing.compute(asked)
     with styled():
         paths = save(drawing.draw(result), result, out or Path("figures") / name)
     print(drawing.told(result))
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
+
+
+def track(work: list[Any], what: str) -> Iterable[Any]:
+    """A bar, in a terminal."""
+    console = Console()
+    return rich.progress.track(work, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:

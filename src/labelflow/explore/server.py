@@ -50,11 +50,8 @@ class Choice:
 
 def make_app(choices: Sequence[Choice], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
     """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits."""
-    one_answer, one_decoding = (
-        anyio.CapacityLimiter(1),
-        anyio.CapacityLimiter(1),
-    )  # followers keep state, images are large
-    few_uploads = anyio.CapacityLimiter(UPLOADING)
+    one_answer = anyio.CapacityLimiter(1)  # followers keep state
+    few_uploads, one_decoding = anyio.CapacityLimiter(UPLOADING), anyio.CapacityLimiter(1)  # images are large
 
     async def setup(request: Request) -> Response:
         models = [

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from labelflow.analysis.samples import mixed_samples, overlay, photo
-from labelflow.figures.base import Asked, new, picture, short
+from labelflow.figures.base import DRAWN, Asked, new, picture, short
 
 PAIRS, SHOWN = 3, 5  # rows, and layers in each
 
@@ -47,8 +47,9 @@ def draw(data: Data) -> Figure:
     names = list(data.rows[0].layers)
     last = len(names) - 1
     chosen = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
-    figure, axes = new(len(data.rows), 4 + len(chosen), 1.45, 1.7)
-    for row, line in zip(data.rows, axes, strict=True):
+    rows = data.rows[:DRAWN]
+    figure, axes = new(len(rows), 4 + len(chosen), 1.45, 1.7)
+    for row, line in zip(rows, axes, strict=True):
         own, partner = row.names
         titles = [f"own: {own}", f"partner: {partner}", "mixed"]
         for panel, image, title in zip(line, row.pictures, titles, strict=False):

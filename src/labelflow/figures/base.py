@@ -1,6 +1,7 @@
 """What figures have in common: what was asked for, how they look, and how they are kept."""
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,6 +17,7 @@ from labelflow.analysis.subjects import RANDOM, Subject, load_subject
 from labelflow.engine.run import whole_file
 
 MANY = 512  # images that are still looked at without a word
+DRAWN = 16  # of which so many are drawn, where each takes a row or a column
 COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
 STYLE: Any = {
     "font.size": 9,
@@ -44,6 +46,7 @@ class Asked:
     data: str = ""  # other evaluation images than the run's own
     top: int = 1  # how many classes relevance is shown for
     method: Literal["lrp", "gradient", "rollout"] = "lrp"  # of relevance
+    track: Callable[[list[Any], str], Iterable[Any]] = lambda work, what: work  # shows how far it is
 
     def __post_init__(self) -> None:
         if self.count < 0:

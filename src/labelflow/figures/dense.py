@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labelflow.analysis.samples import photo
 from labelflow.analysis.subjects import images_of
-from labelflow.figures.base import COLOURS, Asked, new, picture, short
+from labelflow.figures.base import COLOURS, DRAWN, Asked, new, picture, short
 from labelflow.labels.annotate import place_logits
 
 IMAGES, NAMED = 4, 3  # images, and classes that have a colour of their own
@@ -48,8 +48,9 @@ def compute(asked: Asked) -> Data:
 
 
 def draw(data: Data) -> Figure:
-    figure, axes = new(2, len(data.rows), 2.3, 2.5)
-    for row, (above, below) in zip(data.rows, axes.T, strict=True):
+    rows = data.rows[:DRAWN]
+    figure, axes = new(2, len(rows), 2.3, 2.5)
+    for row, (above, below) in zip(rows, axes.T, strict=True):
         picture(above, row.picture, short(row.name))
         shown = dict(zip(list(row.parts)[:NAMED], COLOURS, strict=False))
         colours = torch.tensor([[to_rgb(shown.get(name, "#9e9e9e")) for name in line] for line in row.classes])

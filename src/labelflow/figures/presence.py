@@ -46,7 +46,7 @@ class Data:
 
 def compute(asked: Asked) -> Data:
     rows, count = [], 0
-    for subject in asked.load():
+    for subject in asked.track(asked.load(), "models"):
         seen = images_of(subject, *asked.images(IMAGES))
         count = len(seen)
         images = torch.stack([one.image for one in seen])

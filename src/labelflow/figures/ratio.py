@@ -55,7 +55,7 @@ def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
     annotator = load_subject(asked.annotator, asked.start) if asked.annotator else None
     mixing, pairs = Mixing(asked.mixer), []
-    for number, pair in enumerate(pairs_of(subject, *asked.images(PAIRS, of_each=2))):
+    for number, pair in enumerate(asked.track(pairs_of(subject, *asked.images(PAIRS, of_each=2)), "pairs")):
         mix = draw_mix(subject, pair, mixing, number, draws=1)  # whatever comes, as in training
         pairs.append(_of_pair(subject, pair, mix, annotator))
     shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))

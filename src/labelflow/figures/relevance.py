@@ -11,7 +11,7 @@ from torch import Tensor
 from labelflow.analysis.relevance import relevance, upsampled
 from labelflow.analysis.samples import likeliest, photo
 from labelflow.analysis.subjects import Seen, Subject, images_of
-from labelflow.figures.base import Asked, new, picture, short
+from labelflow.figures.base import DRAWN, Asked, new, picture, short
 
 IMAGES = 4
 
@@ -57,7 +57,8 @@ def compute(asked: Asked) -> Data:
     rows: list[Row] = []
     for subject in subjects:
         shown = _showing(subjects[0], subject)
-        for place, seen in enumerate(images_of(shown, *asked.images(IMAGES))):
+        found = images_of(shown, *asked.images(IMAGES))
+        for place, seen in enumerate(asked.track(found, f"images, {subject.name}")):
             if subject is subjects[0]:
                 rows.append(Row(seen.name, {}, photo(seen.image, subject.data)))
             rows[place].maps[subject.label] = _maps(subject, seen, asked)
@@ -91,9 +92,9 @@ def _inside(values: Tensor, mask: Tensor) -> float:
 
 
 def draw(data: Data) -> Figure:
-    top = max(len(maps) for row in data.rows for maps in row.maps.values())
-    figure, axes = new(len(data.rows), 1 + top * len(data.models), 1.7, 1.95)
-    for row, line in zip(data.rows, axes, strict=True):
+    top, rows = max(len(maps) for row in data.rows for maps in row.maps.values()), data.rows[:DRAWN]
+    figure, axes = new(len(rows), 1 + top * len(data.models), 1.7, 1.95)
+    for row, line in zip(rows, axes, strict=True):
         picture(line[0], row.picture, short(row.name, 24))
         panels = iter(line[1:])
         for model in data.models:

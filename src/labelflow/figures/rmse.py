@@ -42,11 +42,11 @@ def compute(asked: Asked) -> Data:
     for subject in asked.load():
         batches = _batches(subject, asked)
         images = sum(len(batch) for batch, _ in batches)
-        rows.append(_row(subject, batches))
+        rows.append(_row(subject, batches, asked))
     return Data(images, asked.mixer, rows)
 
 
-def _row(subject: Subject, batches: list[tuple[Tensor, Mix]]) -> Row:
+def _row(subject: Subject, batches: list[tuple[Tensor, Mix]], asked: Asked) -> Row:
     now = alignment_rmse(subject.model, batches)
     if subject.folder is None:
         return Row(subject.label, subject.parameters, now, None, [])
@@ -55,7 +55,7 @@ def _row(subject: Subject, batches: list[tuple[Tensor, Mix]]) -> Row:
     kept = sorted(subject.folder.glob("checkpoints/[0-9]*"))
     if len(kept) > 1:
         model = _fresh(subject)
-        for checkpoint in kept:
+        for checkpoint in asked.track(kept, f"checkpoints of {subject.name}"):
             average = checkpoint / "ema.safetensors"  # as the run's best weights are
             file = average if average.exists() else checkpoint / "model.safetensors"
             epoch = subject.epoch_of(int(checkpoint.name))
