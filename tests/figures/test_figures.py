@@ -72,11 +72,12 @@ def test_each_figure_from_the_command(
     name: str, runs: Path, photos: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a run, and of a model with one's own images."""
-    assert main(["figure", name, str(runs / "vit"), "--count", "3", "--out", str(tmp_path / "run")]) == 0
-    files = list(map(str, photos))
-    assert main(["figure", name, MODEL, *files, "--out", str(tmp_path / "model")]) == 0
-    assert f"look at it     {tmp_path / 'model'}.png" in capsys.readouterr().out
-    for stem in ("run", "model"):
+    asked = {"model": [MODEL, *map(str, photos)], "run": [str(runs / "vit"), "--count", "2"]}
+    if name == "mixing":  # which takes a while: once
+        asked.pop("run")
+    for stem, arguments in asked.items():
+        assert main(["figure", name, *arguments, "--out", str(tmp_path / stem)]) == 0
+        assert f"look at it     {tmp_path / stem}.png" in capsys.readouterr().out
         with Image.open(tmp_path / f"{stem}.png") as picture:
             assert min(picture.size) > 200
         assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
@@ -104,7 +105,6 @@ def drawn(name: str, *subjects: str, **asked: object) -> Figure:
 def test_everything_is_drawn(runs: Path) -> None:
     run = str(runs / "vit")
     assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == [1] * 2 * (4 + 2)  # a layer, a map
-    assert len(drawn("mixing", run).axes[0].images) == 1
     assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 10
     assert [len(panel.images) for panel in drawn("dense", run, count=2).axes] == [1, 1, 2, 2]
     cut, mixed = drawn("mixtoken", run).axes[2:]
@@ -259,7 +259,7 @@ def test_torn_patches() -> None:
 
 
 def test_relevance_says_how_much_lies_on_the_object(runs: Path) -> None:
-    asked = Asked((str(runs / "vit"), str(runs / "lvvit")), count=3, top=10)
+    asked = Asked((str(runs / "vit"), str(runs / "lvvit")), count=1, top=10)
     data = relevance.compute(asked)
     assert data.models == ["vit", "lvvit"]
     row = data.rows[0]
