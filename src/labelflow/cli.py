@@ -97,6 +97,7 @@ def train(name: str, args: Sequence[str]) -> None:
     print(f"  look at it     {page}")
     print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
     if entry.name == "quickstart":
+        print(f"  play with it   labelflow explore {options.out}")
         print("  compare it     labelflow train quickstart_cutmix")
         print("  your images    labelflow train small_vit_tl_align --data FOLDER")
 
