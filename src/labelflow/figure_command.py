@@ -54,8 +54,10 @@ def figure(
     asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method, track)
     result = drawing.compute(asked)
     with styled():
-        paths = save(drawing.draw(result), result, out or Path("figures") / name)
+        paths = save(drawing.draw(result), result, _stem(out or Path("figures") / name))
     print(drawing.told(result))
+    if not start and any(not Path(one).exists() for one in subjects):
+        print("\nmodels of timm's have random weights here; --start pretrained gives them timm's")
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
 
@@ -77,14 +79,23 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
         path = Path(one)
         if path.suffix.lower() in EXTENSIONS:
             files.append(path)
+        elif path.is_file():
+            raise ValueError(f"{one} is not an image: {', '.join(sorted(EXTENSIONS))} are")
         elif path.is_dir() and not (path / "recipe.json").exists():
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in EXTENSIONS)
             if not found:
-                raise ValueError(f"{one} is neither a run nor a folder of images")
+                raise ValueError(
+                    f"{one} is neither a run nor a folder of images; folders inside it are not looked into"
+                )
             files += found
         else:
             subjects.append(one)
     return tuple(subjects), tuple(files)
+
+
+def _stem(out: Path) -> Path:
+    """Without the ending that some people write."""
+    return out.with_suffix("") if out.suffix in (".png", ".svg", ".json") else out
 
 
 def _about(module: object) -> str:

@@ -35,7 +35,9 @@ LOOKS = {  # figures of the papers, each with as many images or pairs as take a 
     "ratio": (
         16,
         "How much of a mixed image is one’s own? Black is what the classifier’s token resembles (Eq. 13 of TL-Align), "
-        "layer by layer; the others are what each method would train on. The shorter a bar of distances, the nearer.",
+        "layer by layer; the others are what each method would train on. Resemblance never strays far from "
+        "a half, so that a constant is near it: look at the correlations, and at the truth, the own part of the "
+        "visible objects, where the data knows it.",
     ),
     "presence": (
         1,

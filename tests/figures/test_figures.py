@@ -167,6 +167,12 @@ def test_random_weights_are_said(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "random weights" in (tmp_path / "x.json").read_text()
 
 
+def test_an_ending_is_not_written_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path / "it.png")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.png", "it.svg"]
+    assert "have random weights here" in capsys.readouterr().out
+
+
 def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
     asked = Asked((MODEL,), tuple(photos * 4), count=3)
     assert asked.images(4) == (3, tuple(photos * 4)[:3])
@@ -308,7 +314,8 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
         (["dense", "vit_tiny_patch16_224(in_chans=1)"], "does not take square colour images"),
         (["ratio", "deit_tiny_patch16_224", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
         (["dense", MODEL, "missing.jpg"], "cannot read the image missing.jpg"),
-        (["ratio", "runs/nowhere"], "runs/nowhere is not a run"),
+        (["ratio", "runs/nowhere"], "runs/nowhere is not a run: there is no such folder"),
+        (["ratio", MODEL, __file__], "is not an image"),
         (["dense", "deit_tinny"], "timm has no model 'deit_tinny'"),
         (["accuracy"], "give their folders"),
         (["accuracy", "deit_tiny_patch16_224"], "is not a run"),

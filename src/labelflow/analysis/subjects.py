@@ -84,7 +84,8 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
         subject = of_run(load_run(name, weights), Path(name))
         return replace(subject, data=replace(subject.data, data=data)) if data else subject
     if Path(name).exists() or "/" in name.partition("(")[0]:
-        raise ValueError(f"{name} is not a run: it has no recipe.json. Give a run's folder, or a model of timm's")
+        missing = "it has no recipe.json" if Path(name).exists() else "there is no such folder"
+        raise ValueError(f"{name} is not a run: {missing}. Give a run's folder, or a model of timm's")
     with torch.random.fork_rng():
         torch.manual_seed(0)  # random weights are the same each time
         model = create(name, start).eval()
