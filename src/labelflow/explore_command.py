@@ -12,7 +12,7 @@ from PIL import Image
 from tyro.conf import Positional
 
 from labelflow.analysis.subjects import load_subject
-from labelflow.data.images import read
+from labelflow.data.images import read_or_refuse
 from labelflow.data.world import World
 
 if TYPE_CHECKING:
@@ -84,10 +84,9 @@ def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
         if len(names) > 1:
             print(f"Trying out {name} ({number} of {len(names)})", flush=True)
         subject = load_subject(name, start)
-        trained = subject.recipe is not None or start
         subject = replace(subject, name="a small ViT") if name == SMALL else subject
         try_out(subject)
-        choices.append(Choice(subject, "" if trained else "Its weights are random: it has learnt nothing yet."))
+        choices.append(Choice(subject, "" if subject.trained else "Its weights are random: it has learnt nothing yet."))
     return choices
 
 
@@ -95,12 +94,7 @@ def examples(files: Sequence[Path] = ()) -> list[tuple[str, Image.Image]]:
     """Squares and their names: the given files, then scenes of the sample world."""
     from labelflow.explore import square
 
-    found = []
-    for path in files:
-        try:
-            found.append((path.name, square(read(path))))
-        except Exception as error:  # damaged files make PIL raise all kinds of them
-            raise ValueError(f"cannot read the image {path}: {error}") from None
+    found = [(path.name, square(read_or_refuse(path))) for path in files]
     world = World("val", max(SCENES) + 1, SCENE_SIDE)
     for index in SCENES:
         image, label = world.load(index)

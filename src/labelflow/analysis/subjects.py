@@ -86,7 +86,7 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
     if Path(name).exists() or "/" in name.partition("(")[0]:
         missing = "it has no recipe.json" if Path(name).exists() else "there is no such folder"
         raise ValueError(f"{name} is not a run: {missing}. Give a run's folder, or a model of timm's")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same each time
         model = create(name, start).eval()
     seen: Any = model.pretrained_cfg

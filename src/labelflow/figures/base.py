@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import matplotlib
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -118,11 +117,10 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
     """OUT.png, OUT.svg, and the numbers in OUT.json; returns the three paths."""
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = [out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "json")]
-    with matplotlib.rc_context(STYLE):
-        for path in paths[:2]:
-            with whole_file(path) as draft, open(draft, "wb") as file:
-                metadata = {"Date": None} if path.suffix == ".svg" else {}
-                figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
+    for path in paths[:2]:
+        with styled(), whole_file(path) as draft, open(draft, "wb") as file:
+            metadata = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
     with whole_file(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
@@ -144,8 +142,7 @@ def as_json(value: Any) -> Any:
 
 
 def _is_picture(value: Any) -> bool:
-    some = value[0] if isinstance(value, list | tuple) and value else value
-    return isinstance(some, Image.Image) or (isinstance(some, Tensor) and some.dtype == torch.uint8)
+    return isinstance(value[0] if isinstance(value, list | tuple) and value else value, Image.Image)
 
 
 def styled() -> Any:

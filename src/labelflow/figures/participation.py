@@ -1,7 +1,7 @@
 """Accuracy against the part of tokens that token labels train (Token Labeling, Figure 4, left)."""
 
 from dataclasses import dataclass
-from typing import Any
+from statistics import mean
 
 from matplotlib.figure import Figure
 
@@ -10,6 +10,7 @@ from labelflow.figures import results
 from labelflow.figures.base import Asked, colour, new
 from labelflow.figures.results import Result, results_of
 from labelflow.spec import parse
+from labelflow.tasks import Recipe
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ def compute(asked: Asked) -> Data:
     return Data(results_of(asked.subjects, participation_of))
 
 
-def participation_of(run: Run, recipe: Any) -> float:
+def participation_of(run: Run, recipe: Recipe) -> float:
     """In percent."""
     name, arguments = parse(recipe.target)
     if name != "token_label":
@@ -41,16 +42,12 @@ def draw(data: Data) -> Figure:
             [one.value for one in own], [one.top1 for one in own], "o", color=colour(place), label=model.split("(")[0]
         )
         rates = list(dict.fromkeys(one.value for one in own))
-        means = [_mean([one.top1 for one in own if one.value == rate]) for rate in rates]
+        means = [mean(one.top1 for one in own if one.value == rate) for rate in rates]
         panel.plot(rates, means, color=colour(place))
     panel.set_xlabel("tokens that take part, %")
     panel.set_ylabel("top-1 accuracy, %")
     panel.legend(fontsize=8)
     return figure
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def told(data: Data) -> str:

@@ -54,8 +54,9 @@ def compute(asked: Asked) -> Data:
         for layer in presence(subject.model, images):
             low, median, high = layer.values.flatten().quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
             inner = layer.map[:, BORDER:-BORDER, BORDER:-BORDER]
-            deviation, away = (float(maps.std(unbiased=False)) if maps.numel() else None for maps in (layer.map, inner))
-            layers.append(Layer(layer.name, low, median, high, deviation or 0.0, away, layer.map[0]))
+            deviation = float(layer.map.std(unbiased=False))
+            away = float(inner.std(unbiased=False)) if inner.numel() else None
+            layers.append(Layer(layer.name, low, median, high, deviation, away, layer.map[0]))
         rows.append(Row(subject.label, photo(images[0], subject.data), layers))
     return Data(count, rows)
 

@@ -1,6 +1,7 @@
 """Where a model looks for its likeliest classes: relevance maps of Chefer et al. (Token Labeling, Figures 6 and 7)."""
 
 from dataclasses import dataclass, replace
+from statistics import mean
 
 import torch
 from matplotlib import colormaps
@@ -117,8 +118,7 @@ def told(data: Data) -> str:
     for model in data.models:
         known = data.inside(model)
         if known:
-            part = sum(one.inside or 0 for one in known) / len(known)
-            area = sum(one.object or 0 for one in known) / len(known)
+            part, area = (mean(getattr(one, name) for one in known) for name in ("inside", "object"))
             lines.append(
                 f"{model}: {part:.0%} of relevance lies on the object, which covers {area:.0%} ({len(known)} maps)"
             )

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labelflow.engine.run import Run
+from labelflow.tasks import Recipe
 from labelflow.tasks.runs import read_recipe
 
 
@@ -13,26 +13,25 @@ from labelflow.tasks.runs import read_recipe
 class Result:
     run: str  # the name of its folder
     model: str
-    parameters: int
     top1: float  # at the last evaluation, of the average of the weights where there is one
     value: float  # what it is drawn over
 
 
-def results_of(folders: Sequence[object], value: Callable[[Run, Any], float]) -> list[Result]:
+def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float]) -> list[Result]:
     """Of runs that have been evaluated; `value` is told a run and its recipe."""
     if not folders:
         raise ValueError("this figure compares runs: give their folders, such as runs/*")
     results = []
     for folder in map(str, folders):
         run = Run(Path(folder))
-        recipe, card = read_recipe(run), run.read("model.json")
+        recipe = read_recipe(run)
         evaluations = [line for line in run.metrics() if line["kind"] == "eval"]
         if not evaluations:
             raise ValueError(f"{folder} has not been evaluated yet")
         last = evaluations[-1]
         top1 = last.get("ema_top1", last["top1"])
         name = Path(folder).resolve().name
-        results.append(Result(name, recipe.model, card["parameters"], top1, value(run, recipe)))
+        results.append(Result(name, recipe.model, top1, value(run, recipe)))
     return results
 
 

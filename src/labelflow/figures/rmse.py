@@ -67,7 +67,7 @@ def _row(subject: Subject, batches: list[tuple[Tensor, Mix]], asked: Asked) -> R
 def _fresh(subject: Subject) -> Any:
     """The model of a run with random weights."""
     card = subject.card
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return create(card["model"], **card["arguments"]).eval()
 
