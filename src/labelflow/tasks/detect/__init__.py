@@ -1,0 +1,1 @@
+"""Detection and instance segmentation: data, models and metrics."""

@@ -1,0 +1,100 @@
+"""COCO's format: what an annotation file must hold, and masks as polygons and run lengths."""
+
+import json
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+OUTSIDE = 1.0  # pixels by which a box may leave its image: rounding
+FIELDS = {
+    "images": ("file_name", "height", "width"),
+    "categories": ("name",),
+    "annotations": ("image_id", "category_id", "bbox"),
+}
+Entry = dict[str, Any]
+
+
+def read_annotations(file: Path) -> Entry:
+    """The content of a COCO file whose parts fit together."""
+    try:
+        content = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    missing = [key for key in FIELDS if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise ValueError(f"{file} is not in COCO's format: it has no {', '.join(missing)}")
+    ids = {}
+    for key, fields in FIELDS.items():
+        lacking = [entry for entry in content[key] if not {"id", *fields} <= entry.keys()]
+        if lacking:
+            raise ValueError(f"{file}: each of {key} needs id, {', '.join(fields)}; one is {str(lacking[0])[:200]}")
+        numbers = [entry["id"] for entry in content[key]]
+        ids[key] = set(numbers)
+        if len(ids[key]) < len(numbers):
+            raise ValueError(f"{file}: two of {key} have the same id")
+    sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in content["images"]}
+    for entry in content["annotations"]:
+        for field, key in (("image_id", "images"), ("category_id", "categories")):
+            if entry[field] not in ids[key]:
+                raise ValueError(f"{file}: annotation {entry['id']} is of {field} {entry[field]}, which {key} lacks")
+        problem = _mask_problem(entry.get("segmentation"), sizes[entry["image_id"]])
+        if problem:
+            raise ValueError(f"{file}: the mask of annotation {entry['id']} {problem}")
+    return content
+
+
+def box_problem(box: list[float], size: tuple[int, int]) -> str:
+    """What is wrong with a box, [left, top, width, height], in an image of (H, W)."""
+    if len(box) != 4 or not all(math.isfinite(side) for side in box):
+        return "should be four numbers: left, top, width, height"
+    left, top, width, height = box
+    if width <= 0 or height <= 0:
+        return "has no area: width and height must be greater than 0"
+    if left < -OUTSIDE or top < -OUTSIDE or left + width > size[1] + OUTSIDE or top + height > size[0] + OUTSIDE:
+        return f"leaves its image, which is {size[1]} wide and {size[0]} high"
+    if left + width <= 0 or top + height <= 0 or left >= size[1] or top >= size[0]:
+        return f"lies outside of its image, which is {size[1]} wide and {size[0]} high"
+    return ""
+
+
+def _mask_problem(segmentation: Any, size: tuple[int, int]) -> str:
+    if not segmentation:
+        return "is missing: give a segmentation, polygons or run lengths"
+    if isinstance(segmentation, list):
+        short = any(len(polygon) < 6 or len(polygon) % 2 for polygon in segmentation)
+        return "has a polygon that is not three points or more, x and y of each" if short else ""
+    told, counts = tuple(segmentation.get("size", ())), segmentation.get("counts")
+    if told != tuple(size):
+        return f"has size {list(told)}, but its image {list(size)} (height, width)"
+    if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
+        return f"tells of {sum(counts)} pixels, but its image has {size[0] * size[1]}"
+    return ""
+
+
+def draw(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
+    """The mask of polygons or run lengths, (H, W) uint8."""
+    mask = evaluator().mask
+    return mask.decode(mask.segmToRle(segmentation, size[1], size[0]))
+
+
+def encode(masks: Tensor) -> list[Entry]:
+    """(T, H, W) of 0 and 1 as run lengths, compressed; text, so that they can be written as JSON."""
+    columns = np.asfortranarray(masks.cpu().numpy().astype(np.uint8).transpose(1, 2, 0))
+    runs = evaluator().mask.encode(columns) if len(masks) else []
+    return [{"size": list(one["size"]), "counts": _text(one["counts"])} for one in runs]
+
+
+def _text(counts: bytes | str) -> str:
+    return counts.decode() if isinstance(counts, bytes) else counts
+
+
+def evaluator() -> Any:
+    """The package that reads and draws masks, and evaluates."""
+    try:
+        return import_module("faster_coco_eval")
+    except ImportError:
+        raise ValueError("detection needs COCO's evaluator: pip install faster-coco-eval") from None

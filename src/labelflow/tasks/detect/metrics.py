@@ -1,0 +1,116 @@
+"""Average precision as COCO defines it, by its maintained evaluator, faster-coco-eval."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from labelflow.tasks.detect.coco import Entry, encode, evaluator
+from labelflow.tasks.detect.data import ObjectSource
+
+KINDS = {"box": "bbox", "mask": "segm"}
+NAMES = ("ap", "ap50", "ap75")  # the first three of the evaluator's numbers
+
+
+class Detections:
+    """What a detector found in an evaluation, image by image; each process has its own part."""
+
+    def __init__(self) -> None:
+        self.results: list[Entry] = []
+        self.numbers: list[int] = []
+
+    def add(self, found: dict[str, Tensor], number: int, categories: Sequence[int]) -> None:
+        """What was found in one image: boxes (N, 4), labels (N,), scores (N,), masks (N, H, W), in its own pixels."""
+        self.results += as_results(found, number, categories)
+        self.numbers.append(number)
+
+    def take(self) -> tuple[list[Entry], list[int]]:
+        """What all processes found, and the ids of the images that they saw; then it starts anew."""
+        taken = gather_object(self.results), gather_object(self.numbers)
+        self.results, self.numbers = [], []
+        return taken
+
+    def scores(self, source: ObjectSource) -> dict[str, float]:
+        """Box and mask AP over all processes; then it starts anew."""
+        return scores(source.truth(), *self.take())
+
+
+def as_results(found: dict[str, Tensor], number: int, categories: Sequence[int]) -> list[Entry]:
+    """Detections in COCO's format for results."""
+    corners = found["boxes"].double().tolist()
+    rows = zip(corners, found["labels"].tolist(), found["scores"].tolist(), encode(found["masks"]), strict=True)
+    return [
+        {
+            "image_id": number,
+            "category_id": categories[label],
+            "bbox": [left, top, right - left, bottom - top],
+            "score": score,
+            "segmentation": runs,
+        }
+        for (left, top, right, bottom), label, score, runs in rows
+    ]
+
+
+def scores(truth: Entry, results: list[Entry], images: Sequence[int] | None = None) -> dict[str, float]:
+    """`box_ap`, `box_ap50`, `box_ap75`, `mask_ap`, … in percent, over these images, or all."""
+    found: dict[str, float] = {}
+    for kind in KINDS:
+        evaluated = evaluate(truth, results, kind, images)
+        numbers = [0.0] * 3 if evaluated is None else evaluated.stats[:3]
+        found |= {f"{kind}_{name}": 100 * float(number) for name, number in zip(NAMES, numbers, strict=True)}
+    return found
+
+
+def per_class(
+    truth: Entry, results: list[Entry], kind: str = "box", images: Sequence[int] | None = None
+) -> dict[str, float]:
+    """The AP of each class, in percent; nan for one that no image shows."""
+    evaluated = evaluate(truth, results, kind, images)
+    names = {entry["id"]: str(entry["name"]) for entry in truth["categories"]}
+    if evaluated is None:
+        seen = {one["category_id"] for one in _objects(truth, images)}
+        return {names[number]: 0.0 if number in seen else float("nan") for number in sorted(names)}
+    precision = evaluated.eval["precision"][:, :, :, 0, -1]  # IoU, recall, class; all areas, most detections
+    found = {}
+    for index, number in enumerate(evaluated.params.catIds):
+        known = precision[:, :, index][precision[:, :, index] > -1]
+        found[names[number]] = 100 * float(known.mean()) if known.size else float("nan")
+    return found
+
+
+def evaluate(truth: Entry, results: list[Entry], kind: str, images: Sequence[int] | None = None) -> Any:
+    """The evaluator after its work, or None where nothing was found."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be {' or '.join(KINDS)}, not {kind!r}")
+    if not _objects(truth, images):
+        raise ValueError("there is no object to evaluate on: no image has an annotation that is not a crowd")
+    if not results:
+        return None
+    coco = evaluator()
+    # The areas of detections, which small, medium and large are told by, are those of what is compared.
+    left_out = {"segmentation"} if kind == "box" else {"bbox"}
+    own = [{key: value for key, value in one.items() if key not in left_out} for one in results]
+    true = coco.COCO(truth, use_deepcopy=True)
+    evaluated = coco.COCOeval_faster(true, true.loadRes(own), KINDS[kind], print_function=_quiet)
+    if images is not None:
+        evaluated.params.imgIds = sorted(set(images))
+    with np.errstate(all="ignore"):
+        evaluated.evaluate()
+        evaluated.accumulate()
+        evaluated.summarize()
+    return evaluated
+
+
+def _objects(truth: Entry, images: Sequence[int] | None) -> list[Entry]:
+    wanted = None if images is None else set(images)
+    return [
+        one
+        for one in truth["annotations"]
+        if not one.get("iscrowd", 0) and (wanted is None or one["image_id"] in wanted)
+    ]
+
+
+def _quiet(*said: object) -> None:
+    pass

@@ -1,0 +1,53 @@
+"""What is seen: the data of a detection recipe."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DetectData:
+    """Where images and objects come from, and how they are seen."""
+
+    data: str = "world"
+    """A folder in COCO's format: annotations/instances_train2017.json, train2017/, and so for val2017; names that are
+    like these are found. Or world(train=…, val=…, objects=2), which needs no files."""
+    train_json: str = ""
+    """The objects to train on, where the folder does not tell."""
+    val_json: str = ""
+    """The objects to evaluate on, where the folder does not tell."""
+    train_images: str = ""
+    """The folder of images to train on, where names do not tell."""
+    val_images: str = ""
+    """The folder of images to evaluate on, where names do not tell."""
+    keep_empty: bool = False
+    """Whether to train on images without objects, too."""
+    bad_boxes: Literal["refuse", "drop"] = "refuse"
+    """What to do with boxes that have no area or leave their image by more than a pixel."""
+
+    sides: tuple[int, ...] = tuple(range(480, 801, 32))
+    """The shorter side of a training image is one of these, …"""
+    longest: int = 1333
+    """… unless its longer side would become longer than this."""
+    crop: float = 0.5
+    """Probability of a crop before that."""
+    crop_sides: tuple[int, ...] = (400, 500, 600)
+    """The shorter side of an image that is then cropped."""
+    crop_range: tuple[int, int] = (384, 600)
+    """Height and width of a crop lie between these."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    workers: int = -1
+    """Processes that read images; -1: as many as there are cores for them, at most 8."""
+    skip_unreadable: int = 0
+    """How many images that cannot be read are skipped, and told, before the run stops."""
+
+    def __post_init__(self) -> None:
+        if not self.sides or min(self.sides) < 1 or self.longest < 1:
+            raise ValueError(f"sides must be at least 1, not {self.sides}, {self.longest}")
+        if self.crop and (not self.crop_sides or not 1 <= self.crop_range[0] <= self.crop_range[1]):
+            raise ValueError(
+                f"a crop needs sides and a range, the smaller first, not {self.crop_sides}, {self.crop_range}"
+            )
+        for name in ("flip", "crop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")

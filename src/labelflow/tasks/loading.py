@@ -1,0 +1,99 @@
+"""Samples of dense tasks on their way to a model; each view is a function of (seed, epoch, position).
+
+The same as `labelflow.data` does for classification, for samples of any kind.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Generator
+from torch.utils.data import DataLoader, Dataset
+
+from labelflow.chance import Purpose, generator
+from labelflow.data.loader import _cores, _leave_interrupts
+from labelflow.data.views import Draw
+from labelflow.data.world import World
+from labelflow.spec import parse
+
+
+class DenseSource(Protocol):
+    """A map-style data set of images and what is true of them."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+    def __len__(self) -> int: ...
+    def load(self, index: int) -> Any: ...
+    def blank(self) -> Any:
+        """What stands in for a sample that can't be read, and does not count."""
+        ...
+
+    def name(self, index: int) -> str:
+        """For people."""
+        ...
+
+
+class Seen(NamedTuple):
+    """One view of one sample."""
+
+    view: Any
+    weight: float  # 0 where it does not count
+    problem: str  # why the sample could not be read, if it could not
+
+
+class Samples(Dataset[Seen]):
+    """A source's samples, each seen as `view(sample, generator)` sees it. What cannot be read is told in `problem`; in
+    training the next sample takes its place, in an evaluation it does not count."""
+
+    TRIES = 20
+
+    def __init__(
+        self, source: DenseSource, view: Callable[[Any, Generator], Any], seed: int = 0, training: bool = False
+    ) -> None:
+        self.source, self.view, self.seed, self.training = source, view, seed, training
+
+    def __getitem__(self, draw: Draw) -> Seen:
+        problem = ""
+        for attempt in range(self.TRIES if self.training else 1):
+            index = (draw.sample + attempt) % len(self.source)
+            try:
+                sample = self.source.load(index)
+            except Exception as error:  # damaged files make PIL raise all kinds of them
+                told = str(error)
+                problem = problem or (told if self.source.name(index) in told else f"{self.source.name(index)}: {told}")
+                if self.training:
+                    continue
+                sample = self.source.blank()
+            chance = generator(self.seed, Purpose.VIEW, draw.epoch, draw.position)
+            return Seen(self.view(sample, chance), draw.weight if self.training or not problem else 0.0, problem)
+        raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
+
+
+def load(
+    samples: Samples, batches: Iterable[list[Draw]], collate: Callable[[list[Seen]], Any], workers: int
+) -> "DataLoader[Any]":
+    """The batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
+    workers = workers if workers >= 0 else min(8, _cores())
+    return DataLoader(
+        samples,
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        worker_init_fn=_leave_interrupts if workers else None,
+    )
+
+
+def is_world(name: str) -> bool:
+    return name.partition("(")[0] == "world"
+
+
+def open_world(name: str, split: str, size: int) -> World:
+    """`world(train=2048, val=256, seed=0, objects=2, size=…)`, scenes of several objects."""
+    defaults = {"train": 2048, "val": 256, "seed": 0, "objects": 2, "size": size}
+    arguments = defaults | parse(name).arguments
+    if arguments.keys() != defaults.keys():
+        raise ValueError(f"the sample world takes train, val, seed, objects and size, not {name!r}")
+    length = arguments["train" if split == "train" else "val"]
+    return World(split, length, arguments["size"], seed=arguments["seed"], objects=arguments["objects"])

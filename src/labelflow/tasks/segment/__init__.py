@@ -1,0 +1,1 @@
+"""Semantic segmentation: data, models, inference and metrics."""

@@ -1,0 +1,135 @@
+"""Images and their masks: one class id for each pixel, 255 where none counts.
+
+Sizes and class ids are checked when a source is opened, before anything is trained.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from labelflow.data.folder import _few
+from labelflow.data.images import read
+from labelflow.data.world import World
+from labelflow.tasks.loading import DenseSource, is_world, open_world
+from labelflow.tasks.segment.layouts import LAYOUTS, Layout, looks_like
+from labelflow.tasks.segment.metrics import VOID
+from labelflow.tasks.segment.settings import SegmentData
+
+EXIF_TURN = 0x0112
+
+
+class Sample(NamedTuple):
+    image: Tensor  # (3, H, W) uint8
+    mask: Tensor  # (H, W) uint8: a class, or 255
+
+
+class Pairs:
+    """A data set of image files and mask files."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.pairs, self.classes, self.meaning = layout
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def load(self, index: int) -> Sample:
+        image = torch.from_numpy(np.array(read(self.pairs[index][0]))).permute(2, 0, 1)
+        mask = self.mask(index)
+        if mask.shape != image.shape[1:]:
+            raise ValueError(_misfit(self.pairs[index], tuple(image.shape[1:]), tuple(mask.shape)))
+        return Sample(image, mask)
+
+    def mask(self, index: int) -> Tensor:
+        """(H, W) uint8"""
+        path = self.pairs[index][1]
+        with Image.open(path) as file:
+            if len(file.getbands()) > 1:
+                raise ValueError(f"{path} is a picture in {file.mode}; a mask has one channel, of class ids")
+            values = np.array(file).astype(np.int64)
+        unknown = values[(values < 0) | (values > 255) | (self.meaning[values.clip(0, 255)] < 0)]
+        if len(unknown):
+            known = np.flatnonzero((self.meaning >= 0) & (self.meaning != VOID))
+            raise ValueError(
+                f"{path} has the class ids {_few([str(one) for one in np.unique(unknown)])}, which are none of the "
+                f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); mend the mask or the list of classes"
+            )
+        return torch.from_numpy(self.meaning[values].astype(np.uint8))
+
+    def blank(self) -> Sample:
+        return Sample(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.full((32, 32), VOID, dtype=torch.uint8))
+
+    def name(self, index: int) -> str:
+        return str(self.pairs[index][0])
+
+
+class WorldMasks:
+    """Scenes of the sample world: background is class 0, its objects' classes follow."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.classes = world, ["background", *world.classes]
+
+    def __len__(self) -> int:
+        return len(self.world)
+
+    def load(self, index: int) -> Sample:
+        scene = self.world[index]
+        classes = np.concatenate([[0], scene.objects + 1]).astype(np.uint8)
+        return Sample(torch.from_numpy(scene.image).permute(2, 0, 1), torch.from_numpy(classes[scene.mask]))
+
+    def blank(self) -> Sample:
+        return self.load(0)
+
+    def name(self, index: int) -> str:
+        return self.world.name(index)
+
+
+def open_source(data: SegmentData, split: str) -> DenseSource:
+    """The part "train" or "val" of the data, checked: `ValueError` where images and masks do not fit."""
+    if is_world(data.data):
+        return WorldMasks(open_world(data.data, split, data.short))
+    root = Path(data.data)
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}; there is world, too, which needs no files")
+    name = data.layout if data.layout != "auto" else looks_like(root)
+    source = Pairs(LAYOUTS[name](root, data, split))
+    if not len(source):
+        raise ValueError(f"{root} has no images for the split {split!r}")
+    check(source)
+    return source
+
+
+def check(source: Pairs, masks: int = 2000) -> None:
+    """Every image has the size of its mask, and the masks (`masks` of them, evenly spread) have known ids only."""
+    indices = range(len(source))
+    with ThreadPoolExecutor(8) as threads:
+        for problem in threads.map(lambda index: _problem(source.pairs[index]), indices):
+            if problem:
+                raise ValueError(problem)
+        for _ in threads.map(source.mask, indices[:: -(-len(source) // masks)]):
+            pass
+
+
+def _problem(pair: tuple[Path, Path]) -> str:
+    """Why a pair does not fit, from the headers of its files alone."""
+    sizes = []
+    for path in pair:
+        try:
+            with Image.open(path) as file:
+                size = file.size[::-1]
+                turned = path == pair[0] and file.getexif().get(EXIF_TURN, 1) > 4
+        except OSError:
+            return ""  # told when it is read, and skipped if that is allowed
+        sizes.append(size[::-1] if turned else size)
+    return _misfit(pair, *sizes) if sizes[0] != sizes[1] else ""
+
+
+def _misfit(pair: tuple[Path, Path], image: tuple[int, ...], mask: tuple[int, ...]) -> str:
+    return (
+        f"{pair[0]} has {image[0]}×{image[1]} pixels, but its mask {pair[1]} has {mask[0]}×{mask[1]}; make both the "
+        "same (a camera's note that an image is turned counts for images)"
+    )

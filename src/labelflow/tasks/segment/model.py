@@ -1,0 +1,103 @@
+"""A backbone and its heads: class scores for every pixel.
+
+Shapes: B batch, K classes, H×W the image.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labelflow.models import lvvit
+from labelflow.tasks.segment.backbone import Levels, make_levels
+from labelflow.tasks.segment.heads import FCNHead, UperHead
+from labelflow.tasks.segment.necks import Rescaled
+
+HEADS = ("upernet", "fcn")
+
+
+class Scores(NamedTuple):
+    """Of every pixel."""
+
+    logits: Tensor  # (B, K, H, W)
+    auxiliary: Tensor | None  # (B, K, H, W), of the auxiliary head; in training only
+
+
+class Segmenter(nn.Module):
+    """`segmenter(images)`: (B, 3, H, W) -> Scores, at any size."""
+
+    def __init__(self, levels: Levels, head: UperHead | FCNHead, auxiliary: FCNHead, auxiliary_level: int) -> None:
+        super().__init__()
+        self.levels, self.head, self.auxiliary = levels, head, auxiliary
+        self.auxiliary_level = auxiliary_level
+
+    def forward(self, images: Tensor) -> Scores:
+        size, strides = images.shape[2:], self.levels.strides
+        maps = self.levels(images)
+        if isinstance(self.head, UperHead):
+            logits = enlarge(self.head(maps), strides[0], size)
+        else:
+            logits = enlarge(self.head(maps[-1]), strides[-1], size)
+        if not self.training:
+            return Scores(logits, None)
+        at = self.auxiliary_level
+        return Scores(logits, enlarge(self.auxiliary(maps[at]), strides[at], size))
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm exempts: positions, class tokens, tables of relative positions."""
+        exempt: Any = getattr(self.levels.model, "no_weight_decay", set)
+        return {f"levels.model.{name}" for name in exempt()}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.levels.set_grad_checkpointing(enable)
+
+
+def make_segmenter(
+    backbone: str = "swin_tiny_patch4_window7_224",
+    head: str = "upernet",
+    classes: int = 150,
+    start: str = "",
+    drop_path: float = 0.0,
+    image_size: int = 0,
+    width: int = 0,
+) -> Segmenter:
+    """A segmenter of the papers' sizes, which are counted at an image_size of 512. start: the backbone's weights, as
+    for a classifier, or a run's folder. width: channels of the heads; 0: as published. The rest: see `make_levels`.
+
+    With UperNet, a batch norm sees one pixel of each image: train on two images a process at least.
+
+    >>> segmenter = make_segmenter("pvt_v2_b0", "fcn", classes=11).eval()
+    >>> segmenter(torch.zeros(1, 3, 90, 120)).logits.shape
+    torch.Size([1, 11, 90, 120])
+    """
+    if head not in HEADS:
+        raise ValueError(f"there is no head {head!r}; there are {', '.join(HEADS)}")
+    if classes < 2:
+        raise ValueError(f"a segmenter tells two classes apart at least, not {classes}")
+    levels = make_levels(backbone, start, drop_path, image_size, count=4 if head == "upernet" else 2)
+    channels = levels.channels
+    is_lvvit = isinstance(levels.model, lvvit.LVViT)
+    has_neck = isinstance(levels.outs[-1], Rescaled)
+    lvvit_width = 512 if head == "upernet" and channels[0] >= 768 else 256  # 512: LV-ViT-L
+    auxiliary_width = width or (lvvit_width if is_lvvit else 256)
+    head_width = width or (256 if head == "fcn" else lvvit_width if is_lvvit else 512)
+    at = len(channels) - (1 if has_neck else 2)
+    return Segmenter(
+        levels,
+        UperHead(channels, classes, head_width)
+        if head == "upernet"
+        else FCNHead(channels[-1], classes, head_width, depth=2),
+        FCNHead(channels[at], classes, auxiliary_width),
+        at,
+    )
+
+
+def enlarge(logits: Tensor, stride: float, size: Sequence[int]) -> Tensor:
+    """Scores of a map whose cells are `stride` pixels wide, for the pixels of an image: without the padding."""
+    height, width = size
+    whole = [round(side * stride) for side in logits.shape[2:]]
+    return F.interpolate(logits, whole, mode="bilinear")[..., :height, :width]

@@ -1,0 +1,154 @@
+"""From an image and its mask to what a model sees (recipes: SwinSeg's pipeline), and batches of them.
+
+Shapes: B batch, H×W pixels.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as T
+
+from labelflow.data.views import EvalBatches, TrainBatches
+from labelflow.tasks.loading import DenseSource, Samples, Seen, load
+from labelflow.tasks.segment.data import Sample
+from labelflow.tasks.segment.metrics import VOID
+from labelflow.tasks.segment.settings import SegmentData
+from labelflow.tasks.segment.sliding import fit
+
+TRIES = 10  # of a crop, after the first
+
+
+class Batch(NamedTuple):
+    """A group to train on."""
+
+    images: Tensor  # (B, 3, crop, crop)
+    masks: Tensor  # (B, crop, crop) long: a class, or 255
+    problems: list[str]  # samples that could not be read
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.images.to(device, non_blocking=True), self.masks.to(device, non_blocking=True), self.problems)
+
+
+class EvalBatch(NamedTuple):
+    """Images of any sizes to evaluate on."""
+
+    images: list[Tensor]  # (3, H, W) each
+    masks: list[Tensor]  # (H, W) long each; 255 everywhere where a sample does not count
+    problems: list[str]
+
+    def to(self, device: torch.device) -> "EvalBatch":
+        images, masks = ([one.to(device, non_blocking=True) for one in part] for part in self[:2])
+        return EvalBatch(images, masks, self.problems)
+
+
+def train_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
+    """Resized, cropped, flipped, recoloured, normalised, filled up: (3, crop, crop) and (crop, crop) long."""
+    scale = _uniform(generator, *data.ratio)
+    size = list(fit((sample.mask.shape[0], sample.mask.shape[1]), data.short, data.long, scale))
+    image = T.resize(tv_tensors.Image(sample.image), size, antialias=True)
+    mask = tv_tensors.Mask(T.resize(sample.mask[None], size, v2.InterpolationMode.NEAREST_EXACT)[0])
+    box = draw_crop(mask, data.crop, data.most, generator)
+    image, mask = T.crop(image, *box), T.crop(mask, *box)
+    if _uniform(generator) < data.flip:
+        image, mask = T.horizontal_flip(image), T.horizontal_flip(mask)
+    colours = image.as_subclass(Tensor).float() / 255
+    if data.photometric:
+        colours = recolour(colours, generator)
+    colours = T.normalize(colours, list(data.mean), list(data.std))
+    padding = [0, 0, data.crop - box[3], data.crop - box[2]]  # left, top, right, bottom
+    return T.pad(colours, padding, fill=0), T.pad(mask, padding, fill=VOID).as_subclass(Tensor).long()
+
+
+def eval_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
+    """At its own size, normalised."""
+    return T.normalize(sample.image.float() / 255, list(data.mean), list(data.std)), sample.mask.long()
+
+
+def draw_crop(mask: Tensor, crop: int, most: float, generator: Generator) -> tuple[int, int, int, int]:
+    """Top, left, height, width of a crop in which no class covers more than a part of what counts, if one is found."""
+    height, width = (min(crop, side) for side in mask.shape)
+    box = 0, 0, height, width
+    for _ in range(1 + TRIES):
+        top, left = (
+            int(torch.randint(side - part + 1, (), generator=generator))
+            for side, part in zip(mask.shape, (height, width), strict=True)
+        )
+        box = top, left, height, width
+        counts = torch.bincount(mask[top : top + height, left : left + width].flatten(), minlength=VOID + 1)[:VOID]
+        if counts.sum() and counts.max() <= most * counts.sum():
+            break
+    return box
+
+
+def recolour(image: Tensor, generator: Generator) -> Tensor:
+    """Each with probability ½: brightness ±32/255, contrast ×0.5–1.5 before or after the others, saturation ×0.5–1.5,
+    hue ±a tenth of its circle. (3, H, W) in [0, 1], the same after each step."""
+    first = _uniform(generator) < 0.5
+    draws = [(_uniform(generator) < 0.5, _uniform(generator, -1, 1)) for _ in range(4)]
+    (light, brightness), (contrasts, contrast), (saturates, saturation), (turns, hue) = draws
+    if light:
+        image = (image + brightness * 32 / 255).clamp(0, 1)
+    if contrasts and first:
+        image = (image * (1 + contrast / 2)).clamp(0, 1)
+    if saturates:
+        image = saturate(image, 1 + saturation / 2)
+    if turns:
+        image = T.adjust_hue(image, hue * 18 / 180)
+    if contrasts and not first:
+        image = (image * (1 + contrast / 2)).clamp(0, 1)
+    return image
+
+
+def saturate(image: Tensor, factor: float) -> Tensor:
+    """HSV's saturation, 1 - min/max, times a factor, 1 at most; hue and value stay. (3, H, W)"""
+    value, low = image.amax(0), image.amin(0)
+    factors = (value / (value - low).clamp_min(1e-6)).clamp_max(factor)  # (H, W)
+    return value - (value - image) * factors
+
+
+def train_batches(
+    source: DenseSource,
+    data: SegmentData,
+    *,
+    batch: int,
+    group: int,
+    updates: int,
+    seed: int,
+    rank: int = 0,
+    processes: int = 1,
+    start: int = 0,
+) -> Iterator[Batch]:
+    """The groups of one process, update by update, from update `start` on, across epochs."""
+    batches = TrainBatches(
+        len(source), batch=batch, group=group, updates=updates, seed=seed, rank=rank, processes=processes, start=start
+    )
+    return iter(load(Samples(source, partial(train_view, data=data), seed, True), batches, _stack, data.workers))
+
+
+def eval_batches(
+    source: DenseSource, data: SegmentData, *, batch: int, rank: int = 0, processes: int = 1
+) -> "DataLoader[EvalBatch]":
+    """Every sample once, dealt to the processes; can be read again and again."""
+    batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
+    return load(Samples(source, partial(eval_view, data=data)), batches, _list, data.workers)
+
+
+def _stack(seen: list[Seen]) -> Batch:
+    images, masks = zip(*(one.view for one in seen), strict=True)
+    return Batch(torch.stack(images), torch.stack(masks), [one.problem for one in seen if one.problem])
+
+
+def _list(seen: list[Seen]) -> EvalBatch:
+    images = [one.view[0] for one in seen]
+    masks = [one.view[1] if one.weight else torch.full_like(one.view[1], VOID) for one in seen]
+    return EvalBatch(images, masks, [one.problem for one in seen if one.problem])
+
+
+def _uniform(generator: Generator, low: float = 0.0, high: float = 1.0) -> float:
+    return low + (high - low) * float(torch.rand((), generator=generator))

@@ -1,0 +1,205 @@
+"""COCO's format and the sample world: what is read, what is refused, and how training sees it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+
+from labelflow.chance import generator
+from labelflow.tasks.detect.data import Sample, open_source
+from labelflow.tasks.detect.settings import DetectData
+from labelflow.tasks.detect.views import crop, eval_batches, flip, resize, train_batches, train_view
+
+pytest.importorskip("faster_coco_eval")
+SMALL: dict[str, Any] = {"sides": (24, 32), "longest": 48, "crop_sides": (30,), "crop_range": (16, 28), "workers": 0}
+
+
+def content() -> dict[str, Any]:
+    """Four images of 40 wide and 30 high: polygons, run lengths, a crowd alone, nothing."""
+    images = [{"id": 10 * n, "file_name": f"{n}.png", "height": 30, "width": 40} for n in (1, 2, 3, 4)]
+    square = {"category_id": 90, "bbox": [4, 6, 10, 8], "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]], "iscrowd": 0}
+    runs = {"size": [30, 40], "counts": [30 * 20 + 5, 10, 20, 10, 30 * 18 + 15]}  # columns 20 and 21, rows 5 to 14
+    strip = {"category_id": 7, "bbox": [20, 5, 2, 10], "segmentation": runs}
+    crowd = {**strip, "iscrowd": 1}
+    owned = [(10, square), (10, strip), (20, strip), (20, crowd), (30, crowd)]
+    annotations = [{"id": number, "image_id": image, **one} for number, (image, one) in enumerate(owned, 1)]
+    categories = [{"id": 90, "name": "square"}, {"id": 7, "name": "strip"}]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for split in ("train2017", "val2017"):
+        (tmp_path / split).mkdir()
+        for number in (1, 2, 3, 4):
+            Image.new("RGB", (40, 30), (10 * number, 0, 0)).save(tmp_path / split / f"{number}.png")
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        (tmp_path / f"annotations/instances_{split}.json").write_text(json.dumps(content()))
+        (tmp_path / f"annotations/captions_{split}.json").write_text("{}")
+    return tmp_path
+
+
+def test_coco_is_read(folder: Path) -> None:
+    data = DetectData(data=str(folder))
+    train, val = open_source(data, "train"), open_source(data, "val")
+    assert (train.classes, train.categories) == (["strip", "square"], [7, 90])
+    assert (len(train), len(val)) == (2, 4)  # a crowd alone is nothing to train on, and neither is nothing
+    assert len(open_source(DetectData(data=str(folder), keep_empty=True), "train")) == 4
+    sample = train.load(0)
+    assert_close(sample.boxes, torch.tensor([[4.0, 6, 14, 14], [20, 5, 22, 15]]))
+    assert (sample.labels.tolist(), sample.number) == ([1, 0], 10)
+    for mask, (left, top, right, bottom) in zip(sample.masks, sample.boxes.int().tolist(), strict=True):
+        expected = torch.zeros(30, 40, dtype=torch.uint8)
+        expected[top:bottom, left:right] = 1
+        assert torch.equal(mask, expected)
+    assert len(train.load(1).boxes) == 1  # beside a crowd
+    empty = val.load(3)
+    assert (empty.boxes.shape, empty.labels.shape, empty.masks.shape) == ((0, 4), (0,), (0, 30, 40))
+    told = val.truth()["annotations"]
+    assert (len(told), told[0]["area"], told[1]["area"], told[1]["iscrowd"]) == (5, 80, 20, 0)
+
+
+def test_other_names_are_found_or_asked_for(folder: Path) -> None:
+    annotations = folder / "annotations/instances_train2017.json"
+    (folder / "annotations/instances_train_more.json").write_text(annotations.read_text())
+    with pytest.raises(ValueError, match=r"several annotation files for 'train'.*--train-json"):
+        open_source(DetectData(data=str(folder)), "train")
+    given = DetectData(data=str(folder), train_json="annotations/instances_train_more.json")
+    with pytest.raises(ValueError, match=r"1\.png, an image of .*--train-images"):
+        open_source(given, "train")
+    given = DetectData(data=str(folder), train_json=str(annotations), train_images="val2017")
+    assert Path(open_source(given, "train").name(0)) == folder / "val2017/1.png"
+    (folder / "train2017").rename(folder / "train")
+    (folder / "train/_annotations.coco.json").write_text(json.dumps(content()))
+    for path in (folder / "annotations").glob("*train*"):
+        path.unlink()
+    assert len(open_source(DetectData(data=str(folder)), "train")) == 2
+
+
+Spoil = Callable[[dict[str, Any]], object]
+REFUSED: list[tuple[str, Spoil]] = [
+    (r"box of annotation 1, \[4, 6, 0, 8\], has no area", lambda c: c["annotations"][0].update(bbox=[4, 6, 0, 8])),
+    ("leaves its image, which is 40 wide and 30 high", lambda c: c["annotations"][0].update(bbox=[34, 6, 10, 8])),
+    ("leaves its image", lambda c: c["annotations"][0].update(bbox=[-5, 6, 10, 8])),
+    ("four numbers", lambda c: c["annotations"][0].update(bbox=[4, 6, float("nan"), 8])),
+    ("category_id 8, which categories lacks", lambda c: c["annotations"][0].update(category_id=8)),
+    ("image_id 8, which images lacks", lambda c: c["annotations"][0].update(image_id=8)),
+    ("mask of annotation 1 is missing", lambda c: c["annotations"][0].pop("segmentation")),
+    ("three points", lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]])),
+    (
+        r"has size \[40, 30\], but its image \[30, 40\]",
+        lambda c: c["annotations"][1]["segmentation"].update(size=[40, 30]),
+    ),
+    (
+        "tells of 1201 pixels, but its image has 1200",
+        lambda c: c["annotations"][1]["segmentation"].update(counts=[600, 10, 20, 10, 561]),
+    ),
+    ("two of images have the same id", lambda c: c["images"][0].update(id=20)),
+    ("each of images needs id, file_name", lambda c: c["images"][0].pop("height")),
+    ("no objects to train on", lambda c: c.update(annotations=[])),
+    ("it has no categories", lambda c: c.pop("categories")),
+    ("lacks images of .*: 7.png", lambda c: c["images"][1].update(file_name="7.png")),
+]
+
+
+@pytest.mark.parametrize(("message", "spoil"), REFUSED)
+def test_what_is_wrong_is_refused_at_once(folder: Path, message: str, spoil: Spoil) -> None:
+    spoilt = content()
+    spoil(spoilt)
+    (folder / "annotations/instances_train2017.json").write_text(json.dumps(spoilt))
+    with pytest.raises(ValueError, match=message):
+        open_source(DetectData(data=str(folder)), "train")
+
+
+def test_bad_boxes_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> None:
+    told = content()
+    told["annotations"][0]["bbox"] = [4, 6, 0, 8]
+    told["annotations"][1]["bbox"] = [-0.4, 5, 41, 25.5]
+    (folder / "annotations/instances_train2017.json").write_text(json.dumps(told))
+    sample = open_source(DetectData(data=str(folder), bad_boxes="drop"), "train").load(0)
+    assert_close(sample.boxes, torch.tensor([[0.0, 5, 40, 30]]))
+
+
+def test_an_image_of_another_size_is_told_and_skipped(folder: Path) -> None:
+    Image.new("RGB", (41, 30)).save(folder / "val2017/2.png")
+    data = DetectData(data=str(folder), workers=0)
+    (batch,) = eval_batches(open_source(data, "val"), data, batch=4)
+    assert batch.weights == [1, 0, 1, 1]
+    assert "has 30×41 pixels" in batch.problems[0]
+
+
+def extent(mask: Tensor) -> list[float]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+
+
+def world_sample() -> Sample:
+    return open_source(DetectData(data="world(train=4, val=4, size=64)"), "train").load(2)
+
+
+def test_the_world_tells_boxes_classes_and_masks() -> None:
+    source = open_source(DetectData(data="world(train=4, val=4, size=64)"), "val")
+    sample = source.load(3)
+    assert sample.labels[0] == 3
+    assert_close(sample.boxes, torch.tensor([extent(mask) for mask in sample.masks], dtype=torch.float32))
+    truth = source.truth()
+    assert (len(truth["images"]), len(truth["annotations"]), len(truth["categories"])) == (4, 8, 10)
+    assert truth["annotations"][6]["area"] == int(sample.masks[0].sum())
+
+
+def test_boxes_and_masks_move_with_the_image() -> None:
+    sample = world_sample()
+    mirrored = flip(sample)
+    assert torch.equal(mirrored.image, sample.image.flip(2))
+    assert torch.equal(mirrored.boxes[:, 0], 64 - sample.boxes[:, 2])
+    assert torch.equal(flip(mirrored).boxes, sample.boxes)
+    double = resize(sample, 128, 999)
+    assert_close(double.boxes, sample.boxes * 2)
+    assert torch.equal(double.masks[:, ::2, 1::2], sample.masks)
+    assert resize(sample, 128, 96).image.shape == (3, 96, 96)
+    part = crop(sample, (10, 20, 30, 25))
+    assert torch.equal(part.image, sample.image[:, 10:40, 20:45])
+    for number in range(20):
+        seen = train_view(sample, generator(number), DetectData(**SMALL))
+        assert min(seen.image.shape[1:]) in (24, 32) or max(seen.image.shape[1:]) == 48
+        assert seen.masks.shape == (len(seen.boxes), *seen.image.shape[1:])
+        assert len(seen.labels) == len(seen.boxes)
+        for box, mask in zip(seen.boxes, seen.masks, strict=True):  # a part of a shape may be narrower than its box
+            left, top, right, bottom = (torch.tensor(extent(mask)) - box).tolist()
+            assert min(left, top, -right, -bottom) > -1.5
+        seen = train_view(sample, generator(number), DetectData(sides=(96, 111), crop=0.0))
+        assert_close(seen.boxes, torch.tensor([extent(mask) for mask in seen.masks]).float(), atol=1.0, rtol=0)
+
+
+def test_a_crop_leaves_out_what_it_does_not_show() -> None:
+    masks = torch.zeros(2, 20, 20, dtype=torch.uint8)
+    masks[0, 2:6, 2:6], masks[1, 10:18, 10:18] = 1, 1
+    boxes = torch.tensor([[2.0, 2, 6, 6], [10, 10, 18, 18]])
+    sample = Sample(torch.zeros(3, 20, 20, dtype=torch.uint8), boxes, torch.tensor([5, 6]), masks, 0)
+    part = crop(sample, (8, 8, 6, 12))
+    assert (part.labels.tolist(), part.boxes.tolist()) == ([6], [[2, 2, 10, 6]])
+    assert len(crop(sample, (6, 6, 4, 4)).boxes) == 0
+    nothing = train_view(crop(sample, (6, 6, 4, 4)), generator(0), DetectData(**SMALL))
+    assert nothing.masks.shape == (0, *nothing.image.shape[1:])
+
+
+def test_batches_start_anywhere_and_every_image_is_evaluated_once() -> None:
+    data = DetectData(data="world(train=5, val=3, size=32)", **SMALL)
+    train, val = open_source(data, "train"), open_source(data, "val")
+    whole = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5))
+    late = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, start=2))
+    assert_close([batch.images for batch in whole[4:]], [batch.images for batch in late])
+    assert_close([batch.targets for batch in whole[4:]], [batch.targets for batch in late])
+    assert 0 <= whole[0].images[0].min() <= whole[0].images[0].max() <= 1
+    parts = [batch for rank in (0, 1) for batch in eval_batches(val, data, batch=1, rank=rank, processes=2)]
+    counted = [number for batch in parts for number, weight in zip(batch.numbers, batch.weights, strict=True) if weight]
+    assert sorted(counted) == [0, 1, 2]
+    assert len(parts) == 4

@@ -1,0 +1,84 @@
+"""Inference by windows, scales and flips, against whole images and naive loops."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from labelflow.tasks.segment.sliding import SCALES, Inference, fit, predict, resize, slide, starts
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """Sees a neighbourhood, so that windows and flips make a difference."""
+    return nn.Conv2d(3, 4, 5, padding=2).requires_grad_(False)
+
+
+def images(height: int, width: int) -> Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def test_one_window_is_the_whole_image(model: nn.Module) -> None:
+    for height, width in ((16, 16), (9, 16), (7, 5)):
+        assert_close(slide(model, images(height, width), 16, 11), model(images(height, width)))
+    whole = predict(model, images(12, 16), Inference(short=12, long=16))
+    assert_close(predict(model, images(12, 16), Inference(short=12, long=16, window=16)), whole)
+    assert_close(whole, model(images(12, 16)).softmax(1))
+
+
+def test_windows_of_a_pointwise_model_are_the_whole_image() -> None:
+    pointwise = nn.Conv2d(3, 4, 1).requires_grad_(False)
+    for window, stride in ((8, 8), (8, 5), (7, 3)):
+        assert_close(slide(pointwise, images(21, 30), window, stride), pointwise(images(21, 30)))
+
+
+def test_overlapping_logits_are_averaged(model: nn.Module) -> None:
+    seen = images(10, 20)
+    total, count = torch.zeros(2, 4, 10, 20), torch.zeros(10, 20)
+    for top in (0, 2):
+        for left in (0, 6, 12):
+            total[:, :, top : top + 8, left : left + 8] += model(seen[:, :, top : top + 8, left : left + 8])
+            count[top : top + 8, left : left + 8] += 1
+    found = slide(model, seen, 8, 6)
+    assert_close(found, total / count)
+    assert not torch.allclose(found, model(seen))
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "stride"), [(1000, 512, 341), (10, 8, 8), (8, 8, 3), (5, 8, 2), (9, 4, 1)]
+)
+def test_windows_cover_everything_and_stay_inside(length: int, window: int, stride: int) -> None:
+    begins = starts(length, window, stride)
+    covered = {place for begin in begins for place in range(begin, min(begin + window, length))}
+    assert covered == set(range(length))
+    assert len(set(begins)) == len(begins)
+    assert all(begin + window <= max(length, window) for begin in begins)
+
+
+def test_scales_and_flips_average_probabilities_at_the_original_size(model: nn.Module) -> None:
+    seen = images(20, 28)
+    expected = torch.zeros(2, 4, 20, 28)
+    for scale in SCALES:
+        small = resize(seen, fit((20, 28), 16, 64, scale))
+        straight = model(small)
+        mirrored = torch.flip(model(torch.flip(small, [3])), [3])
+        for logits in (straight, mirrored):
+            expected += F.interpolate(logits, (20, 28), mode="bilinear", align_corners=False).softmax(1) / 10
+    assert_close(predict(model, seen, Inference(short=16, long=64, scales=SCALES, flips=True)), expected)
+
+
+def test_flips_make_a_mirrored_image_a_mirrored_answer(model: nn.Module) -> None:
+    how = Inference(short=16, flips=True)
+    assert_close(predict(model, images(16, 24).flip(3), how), predict(model, images(16, 24), how).flip(3))
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(ValueError, match="leaves gaps"):
+        starts(10, 4, 5)
+    with pytest.raises(ValueError, match="gaps"):
+        Inference(window=4, stride=5)
+    with pytest.raises(ValueError, match="short ≤ long"):
+        Inference(short=512, long=256)
+    with pytest.raises(ValueError, match="scales"):
+        Inference(scales=())
