@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from labelflow.chance import generator
 from labelflow.data.views import Draw
-from labelflow.tasks.loading import Samples
+from labelflow.tasks.dense.loading import Samples
 from labelflow.tasks.segment.data import Sample, open_source
 from labelflow.tasks.segment.settings import SegmentData
 from labelflow.tasks.segment.views import draw_crop, eval_batches, recolour, saturate, train_batches, train_view

@@ -14,10 +14,10 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from labelflow.models.create import create
-from labelflow.tasks.segment.backbone import PADDED, Levels, make_levels
+from labelflow.tasks.dense.backbone import PADDED, Levels, make_levels
+from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 from labelflow.tasks.segment.model import Scores, Segmenter, enlarge, make_segmenter
-from labelflow.tasks.segment.necks import fcn_side_layers, multi_level_neck, side_layers
 
 SWIN = "swin_tiny_patch4_window7_224(depths=(2, 2, 2, 2), embed_dim=8, num_heads=(1, 1, 2, 2))"
 PVT = "pvt_tiny(depths=(1, 1, 1, 2), embed_dims=(8, 8, 16, 16), num_heads=(1, 1, 2, 2), img_size=64)"

@@ -22,7 +22,7 @@ class Folder:
         self.root = Path(root)
         if not self.root.is_dir():
             raise ValueError(f"there is no folder {self.root}")
-        halves = {name: _first_folder(self.root, names) for name, names in SPLITS.items()}
+        halves = {name: first_folder(self.root, names) for name, names in SPLITS.items()}
         if (halves["train"] is None) != (halves["val"] is None):
             there, missing = ("train", "val") if halves["val"] is None else ("val", "train")
             raise ValueError(f"{self.root} has a folder {there!r} but no {missing!r}; give both, or class folders only")
@@ -31,27 +31,27 @@ class Folder:
         if half is not None:
             unknown = sorted(set(_classes(half)) - set(self.classes))
             if unknown:
-                raise ValueError(f"{half} has classes that {halves['train']} has not: {_few(unknown)}")
+                raise ValueError(f"{half} has classes that {halves['train']} has not: {few(unknown)}")
         self.folder = half or self.root  # that of the class folders
         self.samples: list[tuple[str, int]] = []
         empty = []
         for index, name in enumerate(self.classes):
-            files = _images(self.folder / name)
+            files = image_files(self.folder / name)
             if not files and self.folder == (halves["train"] or self.root):
                 empty.append(name)
             if half is None:
                 if not 0 < val_fraction < 1:
                     raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
                 aside = set(
-                    sorted(files, key=lambda file: _hash(seed, f"{name}/{file}"))[: _aside(files, val_fraction)]
+                    sorted(files, key=lambda file: order_of(seed, f"{name}/{file}"))[: aside_count(files, val_fraction)]
                 )
                 files = [file for file in files if (file in aside) == (split == "val")]
             folder = str(self.folder / name)
             self.samples += [(os.path.join(folder, file), index) for file in files]
         if empty:
             raise ValueError(
-                f"{halves['train'] or self.root} has class folders without images: {_few(empty)}; "
-                f"images end in {_few(sorted(EXTENSIONS))}"
+                f"{halves['train'] or self.root} has class folders without images: {few(empty)}; "
+                f"images end in {few(sorted(EXTENSIONS))}"
             )
         if not self.samples:
             raise ValueError(f"{self.folder} has no images for the split {split!r}")
@@ -73,7 +73,7 @@ class Folder:
         return f"{self.classes[label]}/{os.path.splitext(below)[0].replace(os.sep, '/')}"
 
 
-def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
+def first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
@@ -84,7 +84,7 @@ def _classes(root: Path) -> list[str]:
     return names
 
 
-def _images(folder: Path) -> list[str]:
+def image_files(folder: Path) -> list[str]:
     """Paths below the folder, sorted, hidden ones left out. A class that a split lacks has none."""
     found = []
     for where, folders, files in os.walk(folder, followlinks=True):
@@ -95,14 +95,14 @@ def _images(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _aside(files: list[str], fraction: float) -> int:
+def aside_count(files: list[str], fraction: float) -> int:
     """At least one for validation and one for training, where there are two."""
     return min(max(1, round(fraction * len(files))), len(files) - 1)
 
 
-def _hash(seed: int, name: str) -> bytes:
+def order_of(seed: int, name: str) -> bytes:
     return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -117,25 +117,25 @@ def fixed_batches(source: Source, transform: Transform, data: Data, batches: lis
 
 
 def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":
-    workers = data.workers if data.workers >= 0 else min(8, _cores())
+    workers = data.workers if data.workers >= 0 else min(8, cores())
     return DataLoader(
         dataset,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_leave_interrupts if workers else None,
+        worker_init_fn=leave_interrupts if workers else None,
         **how,  # type: ignore[arg-type]
     )
 
 
-def _cores() -> int:
+def cores() -> int:
     """For one of the processes on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _leave_interrupts(worker: int) -> None:
+def leave_interrupts(worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process; what to do is the main one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labelflow.data.folder import _few
+from labelflow.data.folder import few
 from labelflow.data.images import read
 from labelflow.data.world import World
+from labelflow.tasks.dense.loading import DenseSource, is_world, open_world
 from labelflow.tasks.detect.coco import Entry, box_problem, draw, encode, evaluator, read_annotations
 from labelflow.tasks.detect.files import find_annotations, find_images, given
 from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.loading import DenseSource, is_world, open_world
 
 
 class Sample(NamedTuple):
@@ -69,7 +69,7 @@ class Coco:
         present = {path.relative_to(images).as_posix() for path in images.rglob("*") if path.is_file()}
         absent = [entry["file_name"] for entry in self.images if entry["file_name"] not in present]
         if absent:
-            raise ValueError(f"{images} lacks images of {file}: {_few(absent)}")
+            raise ValueError(f"{images} lacks images of {file}: {few(absent)}")
 
     def __len__(self) -> int:
         return len(self.images)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 
+from labelflow.tasks.dense.backbone import make_levels
 from labelflow.tasks.detect.boxes import Size
 from labelflow.tasks.detect.cascade import Cascade, Target
 from labelflow.tasks.detect.pooling import STRIDES, paste
 from labelflow.tasks.detect.proposals import LOSSES, Pyramid, region_proposals
 from labelflow.tasks.detect.sizes import Sizes
-from labelflow.tasks.segment.backbone import make_levels
 
 OUTSIDE = 0.5  # pixels by which a box may leave its image: rounding
 

@@ -15,9 +15,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.data.views import EvalBatches, TrainBatches
+from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load
 from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.loading import DenseSource, Samples, Seen, load
 from labelflow.tasks.segment.sliding import fit
 
 LEAST = 1.0  # pixels of a box that is left after a crop, at least

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from labelflow.data.folder import _few
+from labelflow.data.folder import few
 from labelflow.data.images import read
 from labelflow.data.world import World
-from labelflow.tasks.loading import DenseSource, is_world, open_world
+from labelflow.tasks.dense.loading import DenseSource, is_world, open_world
 from labelflow.tasks.segment.layouts import LAYOUTS, Layout, looks_like
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
@@ -55,7 +55,7 @@ class Pairs:
         if len(unknown):
             known = np.flatnonzero((self.meaning >= 0) & (self.meaning != VOID))
             raise ValueError(
-                f"{path} has the class ids {_few([str(one) for one in np.unique(unknown)])}, which are none of the "
+                f"{path} has the class ids {few([str(one) for one in np.unique(unknown)])}, which are none of the "
                 f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); mend the mask or the list of classes"
             )
         return torch.from_numpy(self.meaning[values].astype(np.uint8))

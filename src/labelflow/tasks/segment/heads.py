@@ -6,14 +6,14 @@ Their norms are BatchNorm2d: under several processes, convert the segmenter with
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labelflow.tasks.dense.layers import conv_norm, kaiming
+
 POOLS = (1, 2, 3, 6)
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class UperHead(nn.Module):
@@ -59,24 +59,11 @@ class FCNHead(nn.Module):
         return self.classify(self.convs(level))
 
 
-def conv_norm(channels: int, out: int, kernel: int) -> nn.Sequential:
-    conv = nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU())
-
-
 def classifier(width: int, classes: int, dropout: float) -> nn.Sequential:
     scores = nn.Conv2d(width, classes, 1)
     nn.init.normal_(scores.weight, std=0.01)
     nn.init.zeros_(scores.bias)  # type: ignore[arg-type]
     return nn.Sequential(nn.Dropout2d(dropout), scores)
-
-
-def kaiming(module: Module) -> Module:
-    """The module, its convolutions started anew."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    return module
 
 
 def resize(maps: Tensor, like: Tensor) -> Tensor:

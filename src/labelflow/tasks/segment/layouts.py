@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labelflow.data.folder import SPLITS, _aside, _few, _first_folder, _hash, _images
+from labelflow.data.folder import SPLITS, aside_count, few, first_folder, image_files, order_of
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
 
@@ -60,13 +60,13 @@ def _folder(root: Path, data: SegmentData, split: str) -> Layout:
         where = [_split_folder(root, one, split) for one in (images, masks)]
         if where[0] and where[1]:
             return Layout(pair(where[0], where[1]), names, meaning)
-    if any(_first_folder(root / inside, options) for inside in ("images", ".") for options in SPLITS.values()):
+    if any(first_folder(root / inside, options) for inside in ("images", ".") for options in SPLITS.values()):
         raise ValueError(f"{root} has train or val folders, but not both with images and masks for {split!r}")
     if not 0 < data.val_fraction < 1:
         raise ValueError(f"val_fraction must lie between 0 and 1, not {data.val_fraction}")
     pairs = pair(root / "images", root / "masks")
-    by_chance = sorted(pairs, key=lambda one: _hash(data.split_seed, str(one[0].relative_to(root / "images"))))
-    aside = set(by_chance[: _aside([str(one) for one in pairs], data.val_fraction)])
+    by_chance = sorted(pairs, key=lambda one: order_of(data.split_seed, str(one[0].relative_to(root / "images"))))
+    aside = set(by_chance[: aside_count([str(one) for one in pairs], data.val_fraction)])
     return Layout([one for one in pairs if (one in aside) == (split == "val")], names, meaning)
 
 
@@ -94,19 +94,19 @@ def pair(images: Path, masks: Path, only: set[str] | None = None) -> list[tuple[
     for folder in (images, masks):
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; images and masks should lie in {images} and {masks}")
-    found = {Path(name).with_suffix("").as_posix(): masks / name for name in _images(masks)}
-    files = [images / name for name in _images(images)]
+    found = {Path(name).with_suffix("").as_posix(): masks / name for name in image_files(masks)}
+    files = [images / name for name in image_files(images)]
     stems = [file.relative_to(images).with_suffix("").as_posix() for file in files]
     if only is not None:
         absent = sorted(only - set(stems))
         if absent:
-            raise ValueError(f"{images} lacks images that are listed: {_few(absent)}")
+            raise ValueError(f"{images} lacks images that are listed: {few(absent)}")
     kept = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
     if not kept:
         raise ValueError(f"{images} has no images")
     missing = [stem for _, stem in kept if stem not in found]
     if missing:
-        raise ValueError(f"{masks} has no masks for {_few(missing)}: a mask is called as its image is, with any ending")
+        raise ValueError(f"{masks} has no masks for {few(missing)}: a mask is called as its image is, with any ending")
     return [(file, found[stem]) for file, stem in kept]
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labelflow.models import lvvit
-from labelflow.tasks.segment.backbone import Levels, make_levels
+from labelflow.tasks.dense.backbone import Levels, make_levels
+from labelflow.tasks.dense.necks import Rescaled
 from labelflow.tasks.segment.heads import FCNHead, UperHead
-from labelflow.tasks.segment.necks import Rescaled
 
 HEADS = ("upernet", "fcn")
 

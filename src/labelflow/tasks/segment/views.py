@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.data.views import EvalBatches, TrainBatches
-from labelflow.tasks.loading import DenseSource, Samples, Seen, load
+from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load
 from labelflow.tasks.segment.data import Sample
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labelflow.tasks.segment.heads import conv_norm, kaiming
+from labelflow.tasks.dense.layers import conv_norm, kaiming
 
 
 class Neck(NamedTuple):

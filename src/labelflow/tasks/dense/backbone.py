@@ -20,7 +20,7 @@ from labelflow.models import lvvit, pvt
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.segment.necks import fcn_side_layers, multi_level_neck, side_layers
+from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
 
 _SWIN = {"strict_img_size": False, "always_partition": True}  # windows keep their size and shift
 _VIT = {"dynamic_img_size": True}  # positions are interpolated bicubically as images come

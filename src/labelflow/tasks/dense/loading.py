@@ -11,7 +11,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
-from labelflow.data.loader import _cores, _leave_interrupts
+from labelflow.data.loader import cores, leave_interrupts
 from labelflow.data.views import Draw
 from labelflow.data.world import World
 from labelflow.spec import parse
@@ -73,7 +73,7 @@ def load(
     samples: Samples, batches: Iterable[list[Draw]], collate: Callable[[list[Seen]], Any], workers: int
 ) -> "DataLoader[Any]":
     """The batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
-    workers = workers if workers >= 0 else min(8, _cores())
+    workers = workers if workers >= 0 else min(8, cores())
     return DataLoader(
         samples,
         batch_sampler=batches,
@@ -81,7 +81,7 @@ def load(
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_leave_interrupts if workers else None,
+        worker_init_fn=leave_interrupts if workers else None,
     )
 
 
