@@ -14,11 +14,13 @@ import skimage
 from PIL import Image
 
 import labelflow
-from labelflow.cli import Train, _parse
+from labelflow.arguments import parse_arguments
 from labelflow.compare_command import Compare
-from labelflow.recipes import RECIPES, find
+from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS, find_method
 from labelflow.tasks import train_run
+from labelflow.tasks.kinds import KINDS
+from labelflow.train_command import Train
 
 ROOT = Path(__file__).parent.parent
 
@@ -113,14 +115,15 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
     for line in page.read_text().replace("\\\n", " ").splitlines():
-        if "labelflow train " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
-            name, *settings = shlex.split(line.split("labelflow train ")[1], comments=True)
-            if name != "RECIPE":
-                _parse(Train, settings, "", default=Train(find(name).recipe, Path("runs")))
-
+        for kind in KINDS.values():
+            if f"labelflow {kind.name} " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+                name, *settings = shlex.split(line.split(f"labelflow {kind.name} ")[1], comments=True)
+                if name != "RECIPE":
+                    default = Train(find_any(name, kind.name).recipe, Path("runs"))
+                    parse_arguments(Train[kind.recipe], settings, "", default=default)
         if "labelflow compare " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
             name, *settings = shlex.split(line.split("labelflow compare ")[1], comments=True)
-            options = _parse(Compare, settings, "", default=Compare((), find(name).recipe, Path("compare")))
+            options = parse_arguments(Compare, settings, "", default=Compare((), find(name).recipe, Path("compare")))
             assert all(map(find_method, options.methods))
 
 
@@ -131,8 +134,8 @@ def test_the_page_of_comparisons_has_every_method() -> None:
 
 def test_the_page_of_recipes_has_them_all() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
-    for entry in RECIPES.values():
-        assert f"| `{entry.name}` | {entry.about} | {entry.paper} | {entry.top1 or ''} |" in page
+    for entry in ALL.values():
+        assert f"| `{entry.name}` | {entry.about} | {entry.paper} | {entry.aim or ''} |" in page
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.relative_to(ROOT).as_posix())

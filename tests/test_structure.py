@@ -12,10 +12,24 @@ from labelflow.adapters.registry import UNAVAILABLE
 ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
 LAYERS = [
-    *("spec", "chance", "tokens", "mix", "flow", "loss", "sparse", "mixers", "models", "adapters", "follow", "align"),
+    *(
+        "arguments",
+        "spec",
+        "chance",
+        "tokens",
+        "mix",
+        "flow",
+        "loss",
+        "sparse",
+        "mixers",
+        "models",
+        "adapters",
+        "follow",
+        "align",
+    ),
     *("guides", "targets", "data", "engine", "labels", "tasks", "analysis", "figures", "report", "recipes", "compare"),
     *("label_commands", "compare_command", "coverage_command", "figure_command", "explore", "explore_command"),
-    *("cli", "__main__"),
+    *("train_command", "run_commands", "cli", "__main__"),
 ]
 
 

@@ -1,35 +1,31 @@
 """The command line: `labelflow COMMAND …`. Each command is a typed function, and one line in COMMANDS."""
 
-import contextlib
-import functools
-import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
+from labelflow.arguments import parse_arguments
 from labelflow.compare_command import Compare, run_compare
 from labelflow.coverage_command import coverage
-from labelflow.data.images import read_or_refuse
 from labelflow.engine import Interrupted
 from labelflow.explore_command import explore
 from labelflow.figure_command import figure
 from labelflow.label_commands import LABEL_COMMANDS
-from labelflow.recipes import RECIPES, find
+from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS
-from labelflow.report import write_report
+from labelflow.run_commands import evaluate, look, report
 from labelflow.spec import known
-from labelflow.tasks import Annotate, Recipe, annotate_data, differences, evaluate_run, load_run, predict, train_run
+from labelflow.tasks import Annotate, annotate_data, differences
+from labelflow.train_command import detect, segment, train, transfer
 
 
 def list_recipes(pattern: Positional[str] = "") -> None:
@@ -38,10 +34,11 @@ def list_recipes(pattern: Positional[str] = "") -> None:
     Args:
         pattern: Only recipes whose names hold this.
     """
-    table = Table(Column("recipe", no_wrap=True), "what it is", "paper", "top-1", box=None)
-    for entry in RECIPES.values():
+    table = Table(Column("recipe", no_wrap=True), "what it is", "paper", "reported", box=None)
+    for entry in ALL.values():
         if pattern in entry.name:
-            table.add_row(entry.name, entry.about, entry.paper, "" if entry.top1 is None else f"{entry.top1:.1f}")
+            number = "" if entry.aim is None else f"{entry.aim:.1f} {entry.kind.unit}"
+            table.add_row(entry.name, entry.about, entry.paper, number)
     if not table.row_count:
         raise ValueError(f"no recipe's name holds {pattern!r}; labelflow list shows all")
     console = Console()
@@ -54,52 +51,18 @@ def show(recipe: Positional[str]) -> None:
     Args:
         recipe: Its name; labelflow list shows all.
     """
-    entry = find(recipe)
-    facts = {"source": entry.source, "paper": entry.paper, "top-1 in the paper": entry.top1, "command": entry.command}
+    entry = find_any(recipe)
+    reported = f"{entry.aim} {entry.kind.unit}" if entry.aim else ""
+    facts = {"source": entry.source, "paper": entry.paper, "reported": reported, "command": entry.command}
     print(f"{entry.name}: {entry.about}")
     for key, value in facts.items():
         if value:
             print(f"  {key}: {value}")
     if entry.parent:
         print(f"\ndiffers from {entry.parent}:")
-        for name, before, now in differences(find(entry.parent).recipe, entry.recipe):
+        for name, before, now in differences(find_any(entry.parent).recipe, entry.recipe):
             print(f"  {name}: {before!r} -> {now!r}")
     print(f"\n{json.dumps(asdict(entry.recipe), indent=2)}")
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train a recipe. Any of its settings can be given another value."""
-
-    recipe: Annotated[Recipe, OmitArgPrefixes]
-    out: Path
-    """The folder of the run."""
-    resume: bool = False
-    """Go on with the run in that folder, if there is one."""
-
-
-def train(name: str, args: Sequence[str]) -> None:
-    """Train a recipe. Example: labelflow train finetune_tl_align --data my/photos --epochs 20 --out runs/photos"""
-    entry = find(name)
-    default = Train(entry.recipe, Path("runs") / name)
-    aim = f" The paper reports {entry.top1} % top-1 ({entry.paper})." if entry.top1 else ""
-    about = f"{entry.about}.{aim} Example: {entry.command}"
-    options = _parse(Train, args, f"labelflow train {name}", default=default, description=about)
-    try:
-        metrics = train_run(options.recipe, options.out, options.resume, name)
-    except Interrupted as stopped:
-        print(f"{stopped}. Go on with --resume", file=sys.stderr)
-        raise SystemExit(130) from None
-    if not _is_main_process():
-        return
-    page = write_report(options.out)
-    print(f"\nReached {metrics.get('ema_top1', metrics['top1']):.1f} % top-1 on the evaluation images.")
-    print(f"  look at it     {page}")
-    print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
-    if entry.name == "quickstart":
-        print(f"  play with it   labelflow explore {options.out}")
-        print("  compare it     labelflow train quickstart_cutmix")
-        print("  your images    labelflow train small_vit_tl_align --data FOLDER")
 
 
 def compare(name: str, args: Sequence[str]) -> None:
@@ -112,54 +75,12 @@ def compare(name: str, args: Sequence[str]) -> None:
         f"memory, a plot, compare.html. What is finished is reused, what was interrupted goes on. Methods: "
         f"{', '.join(METHODS)}. Example: labelflow compare {name} cutmix tl_align --seeds 0 1 2"
     )
-    options = _parse(Compare, args, f"labelflow compare {name}", default=default, description=about)
+    options = parse_arguments(Compare, args, f"labelflow compare {name}", default=default, description=about)
     try:
         run_compare(name, options)
     except (Interrupted, KeyboardInterrupt):
         print("interrupted, and saved. The same command goes on", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def evaluate(
-    run: Positional[Path], data: str = "", weights: str = "best", image_size: int = 0, as_json: bool = False
-) -> None:
-    """Top-1, top-5 and loss of a run's model. Example: labelflow eval runs/quickstart
-
-    Args:
-        run: The folder of a run.
-        data: Other data of the same classes, instead of the run's own.
-        weights: best, last, or a file.
-        image_size: Another image size, if the model takes it.
-        as_json: Print JSON, for programs.
-    """
-    changes = {"data": data, "image_size": image_size}
-    metrics = evaluate_run(run, weights, **{name: value for name, value in changes.items() if value})
-    if _is_main_process():
-        print(json.dumps(metrics) if as_json else "  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
-
-
-def classify(run: Positional[Path], images: Positional[tuple[Path, ...]], top: int = 3, weights: str = "best") -> None:
-    """The likeliest classes of images. Example: labelflow predict runs/quickstart one.jpg two.png
-
-    Args:
-        run: The folder of a run.
-        images: Image files.
-        top: How many classes are told.
-        weights: best, last, or a file.
-    """
-    loaded = load_run(run, weights)
-    for path in images:
-        likeliest = predict(loaded, [read_or_refuse(path)], top)[0]
-        print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
-
-
-def report(run: Positional[Path]) -> None:
-    """Write a run's report.html anew. Example: labelflow report runs/quickstart
-
-    Args:
-        run: The folder of a run.
-    """
-    print(write_report(run))
 
 
 def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes]) -> None:
@@ -186,15 +107,23 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "list": list_recipes,
     "show": show,
     "train": train,
+    "segment": segment,
+    "detect": detect,
+    "transfer": transfer,
     "compare": compare,
     "eval": evaluate,
-    "predict": classify,
+    "predict": look,
     "report": report,
     "annotate": annotate,
     "labels": LABEL_COMMANDS,
     "figure": figure,
     "explore": explore,
     "coverage": coverage,
+}
+NAMED_FIRST = {  # what a command is about, before its settings, which depend on it
+    **dict.fromkeys(("train", "segment", "detect"), "RECIPE"),
+    "transfer": "RUN|MODEL DATA",
+    "compare": "RECIPE METHODS",
 }
 
 
@@ -212,15 +141,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(_overview(f"labelflow {command}", found))
                 return 0
             name = known(rest[0], found, f"command of labelflow {command}")
-            _parse(found[name], rest[1:], f"labelflow {command} {name}")()
-        elif command not in ("train", "compare"):
-            _parse(found, rest, f"labelflow {command}")()
+            parse_arguments(found[name], rest[1:], f"labelflow {command} {name}")()
+        elif command not in NAMED_FIRST:
+            parse_arguments(found, rest, f"labelflow {command}")()
         elif not rest or rest[0].startswith("-"):
-            how = f"labelflow {command} RECIPE {'METHODS ' * (command == 'compare')}[settings]"
+            how = f"labelflow {command} {NAMED_FIRST[command]} [settings]"
             if rest and rest[0] not in ("-h", "--help"):
-                raise ValueError(f"name the recipe first: {how}; labelflow list shows them")
-            print(f"usage: {how}\n\n{found.__doc__}\n\nlabelflow list shows the recipes, ")
-            print(f"labelflow {command} RECIPE --help their settings.")
+                first = "run or model" if command == "transfer" else "recipe"
+                raise ValueError(f"name the {first} first: {how}; labelflow list shows recipes")
+            print(f"usage: {how}\n\n{found.__doc__}\n\nlabelflow list shows the recipes,")
+            print(f"labelflow {command} {NAMED_FIRST[command]} --help the settings.")
         else:
             found(rest[0], rest[1:])
     except torch.OutOfMemoryError:
@@ -249,37 +179,3 @@ def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -
         lines.append(f"  {name:8} {about}")
     head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
     return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more."])
-
-
-def _parse(what: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
-    """What tyro makes of the arguments; of a function, its call, left to be made. What it refuses is a ValueError."""
-    told = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(told):
-            made, unknown = tyro.cli(_deferred(what), args=args, prog=prog, return_unknown_args=True, **options)
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-        raise ValueError(f"{_first_sentence(told.getvalue())} ({prog} --help tells more)") from None
-    if unknown:
-        raise ValueError(f"{prog} has no setting {unknown[0]} ({prog} --help tells which there are)")
-    return made
-
-
-def _deferred(what: Any) -> Any:
-    if isinstance(what, type):
-        return what
-
-    @functools.wraps(what)
-    def bind(*args: Any, **kwargs: Any) -> Callable[[], None]:
-        return functools.partial(what, *args, **kwargs)
-
-    return bind
-
-
-def _first_sentence(box: str) -> str:
-    """What tyro says in a box, with or without borders, below its title and above the next rule: in one line."""
-    plain = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", box)  # neither colours nor borders
-    _, *lines = [line.strip() for line in plain.splitlines()]
-    paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
-    return " ".join(paragraphs[0].split())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from labelflow.cli import _parse, main
+from labelflow.arguments import parse_arguments
+from labelflow.cli import main
 from labelflow.compare import Cell, make_cells
 from labelflow.compare_command import Compare
 from labelflow.recipes import find
@@ -102,7 +103,9 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, capsys: pytest.
 
 
 def cells_of_command(arguments: list[str]) -> list[Cell]:
-    options = _parse(Compare, arguments[2:], "", default=Compare((), find("quickstart").recipe, Path("compare")))
+    options = parse_arguments(
+        Compare, arguments[2:], "", default=Compare((), find("quickstart").recipe, Path("compare"))
+    )
     return make_cells(options.recipe, [find_method(name) for name in options.methods], options.seeds)
 
 

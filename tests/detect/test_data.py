@@ -99,12 +99,17 @@ REFUSED: list[tuple[str, Spoil]] = [
         lambda c: c["annotations"][1]["segmentation"].update(size=[40, 30]),
     ),
     (
-        "tells of 1201 pixels, but its image has 1200",
+        "counts that do not add up to the 1200 pixels of its image",
         lambda c: c["annotations"][1]["segmentation"].update(counts=[600, 10, 20, 10, 561]),
     ),
     ("two of images have the same id", lambda c: c["images"][0].update(id=20)),
     ("each of images needs id, file_name", lambda c: c["images"][0].pop("height")),
+    ("four numbers", lambda c: c["annotations"][0].update(bbox=["4", "6", "10", "8"])),
+    ("three points", lambda c: c["annotations"][0].update(segmentation=[4, 6, 14, 6, 14, 14])),
+    ("neither a list of polygons nor run lengths", lambda c: c["annotations"][1]["segmentation"].pop("counts")),
     ("no objects to train on", lambda c: c.update(annotations=[])),
+    ("each of annotations needs id, image_id", lambda c: c.update(annotations=[1])),
+    ("it has no annotations", lambda c: c.update(annotations={"1": {}})),
     ("it has no categories", lambda c: c.pop("categories")),
     ("lacks images of .*: 7.png", lambda c: c["images"][1].update(file_name="7.png")),
 ]
@@ -117,6 +122,14 @@ def test_what_is_wrong_is_refused_at_once(folder: Path, message: str, spoil: Spo
     (folder / "annotations/instances_train2017.json").write_text(json.dumps(spoilt))
     with pytest.raises(ValueError, match=message):
         open_source(DetectData(data=str(folder)), "train")
+
+
+def test_there_must_be_something_to_evaluate_on(folder: Path) -> None:
+    told = content()
+    told["annotations"] = [one for one in told["annotations"] if one.get("iscrowd")]
+    (folder / "annotations/instances_val2017.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="no objects to evaluate on: crowds are none"):
+        open_source(DetectData(data=str(folder)), "val")
 
 
 def test_bad_boxes_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labelflow.tasks.detect.data import Sample, as_coco, open_source
-from labelflow.tasks.detect.metrics import Detections, as_results, per_class, scores
+from labelflow.tasks.detect.metrics import Detections, as_results, per_class, scores, scores_and_classes
 from labelflow.tasks.detect.settings import DetectData
 
 pytest.importorskip("faster_coco_eval")
@@ -143,6 +143,11 @@ def test_scores_are_those_of_the_definition(guesses: tuple[dict[str, Any], list[
     assert 5 < told["box_ap"] < 80
     classes = list(per_class(truth, results).values())
     assert classes == pytest.approx([100 * sum(row) / 10 for row in table.values()], abs=1e-4, nan_ok=True)
+    again, by_class = scores_and_classes(truth, results)
+    assert again == told
+    for kind in ("box", "mask"):
+        own = {name: both[f"{kind}_ap"] for name, both in by_class.items()}
+        assert own == pytest.approx(per_class(truth, results, kind), nan_ok=True)
 
 
 def reference(truth: dict[str, Any], results: list[dict[str, Any]], kind: str) -> list[float]:

@@ -17,11 +17,13 @@ from labelflow.data.world import World
 from labelflow.models.create import create
 from labelflow.tasks.detect.boxes import Chosen, assign, choose, coder, refine, refine_all
 from labelflow.tasks.detect.cascade import SETTINGS, Cascade, Stage, pick
+from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.heads import Answer, mask_loss, own_masks
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
 from labelflow.tasks.detect.pooling import STRIDES, cut, cut_masks, level_of, paste
-from labelflow.tasks.detect.proposals import ALL_STRIDES, AnchorMatcher, Anchors
+from labelflow.tasks.detect.proposals import ALL_STRIDES, AnchorMatcher, Anchors, region_proposals
 from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.views import resize
 
 TINY = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))"
 SMALL = Sizes(channels=32, hidden=64, samples=32, proposals=50)
@@ -159,6 +161,28 @@ def test_anchors_stand_on_their_strides_also_where_levels_are_odd() -> None:
             assert_close(found, torch.tensor(expected))
         place += 3 * rows * columns
     assert place == len(anchors)
+
+
+def test_anchors_can_be_smaller() -> None:
+    images = ImageList(torch.empty(1, 3, 64, 64), [(64, 64)])
+    levels = [torch.empty(1, 1, 64 // stride, 64 // stride) for stride in ALL_STRIDES]
+    [usual], [half] = Anchors()(images, levels), region_proposals(Sizes(anchor=4)).anchor_generator(images, levels)
+    middles = (usual[:, :2] + usual[:, 2:]) / 2
+    assert_close((half[:, :2] + half[:, 2:]) / 2, middles)
+    assert_close(half - middles.repeat(1, 2), (usual - middles.repeat(1, 2)) / 2)
+
+
+def test_padding_is_no_background_to_learn_from() -> None:
+    network = region_proposals(SMALL)
+    middles = torch.tensor([[10.0, 10], [50, 10], [10, 50], [39, 29], [40, 29], [39, 30], [34, 20]])
+    anchors = torch.cat([middles - 8, middles + 8], 1)
+    target = {"boxes": torch.tensor([[24.0, 14, 40, 30]]), "masks": torch.zeros(1, 30, 40)}  # in a larger batch
+    labels, _ = network.assign_targets_to_anchors([anchors, anchors], [target, empty(30, 40)])
+    assert labels[0].tolist() == [0, -1, -1, 0, -1, -1, 1]
+    assert labels[1].tolist() == [0, -1, -1, 0, -1, -1, 0]
+    target["boxes"] = torch.tensor([[32.0, 22, 40, 30]])
+    [label], _ = network.assign_targets_to_anchors([torch.tensor([[36.0, 22, 44, 30]])], [target])
+    assert label == 1  # the best that there is, though its middle is outside
 
 
 def test_features_come_from_the_level_of_the_size_and_from_the_place() -> None:
@@ -407,6 +431,19 @@ def test_detections_are_in_the_pixels_of_their_image() -> None:
         assert (one["boxes"] >= 0).all()
         assert (one["boxes"] <= torch.tensor([width, height, width, height]) + 1e-3).all()
         assert one["boxes"][:, 2].max() > 0.8 * width  # not those of the resized image
+
+
+def test_evaluation_sees_images_as_training_does() -> None:
+    image = (255 * torch.rand(3, 90, 130)).byte()
+    resizing = make_detector(TINY, 3, sizes=SMALL, short_side=32, long_side=40).transform.eval()
+    sample = Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), image[:0], 0)
+    expected = resize(sample, 32, 40).image / 255
+    shown, _ = resizing([image / 255])
+    assert shown.image_sizes == [(28, 40)]
+    assert shown.tensors.shape == (1, 3, 32, 64)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (resizing.image_mean, resizing.image_std))
+    assert_close(shown.tensors[0, :, :28, :40] * std + mean, expected, atol=1 / 255, rtol=0)
+    assert (shown.tensors[0, :, 28:] == 0).all()
 
 
 def test_other_backbones() -> None:

@@ -1,6 +1,6 @@
 """Kill a training run and resume it, again and again: does it end with the same weights as one that was left alone?
 
-    python tests/engine/survive.py FOLDER KILLS
+    python tests/engine/survive.py FOLDER train 12 segment 2 detect 2
 
 The parent only imports and forks (torch's threads do not survive a fork), so that a trial costs no start-up.
 """
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,36 @@ import torch
 from labelflow.data import Data
 from labelflow.engine import Training, checkpoint
 from labelflow.engine import run as run_folder
-from labelflow.tasks import Recipe, train_run
+from labelflow.tasks import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, train_run
+from labelflow.tasks.detect.settings import DetectData
+from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.segment.settings import SegmentData
 
-RECIPE = Recipe(
-    model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
-    drop_path=0.2,
-    mixer="0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)",
-    data=Data(data="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0, workers=0),
-    training=Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2),
-)
+TRAINING = Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
+SHORT = replace(TRAINING, epochs=2, batch=8, group=4, save_updates=1)
+SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
+RECIPES: dict[str, AnyRecipe] = {
+    "train": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        drop_path=0.2,
+        mixer="0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)",
+        data=Data(data="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
+        training=TRAINING,
+    ),
+    "segment": SegmentRecipe(
+        backbone=SWIN,
+        width=8,
+        data=SegmentData(data="world(train=24, val=4, size=64)", short=64, crop=48),
+        training=SHORT,
+    ),
+    "detect": DetectRecipe(
+        backbone=SWIN,
+        short_side=64,
+        sizes=Sizes(channels=8, hidden=16, samples=8, proposals=20),
+        data=DetectData(data="world(train=24, val=4, size=64)", sides=(64, 80), crop_sides=(80,), crop_range=(48, 64)),
+        training=SHORT,
+    ),
+}
 
 
 def ended(folder: Path) -> dict[str, str]:
@@ -58,7 +80,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
-def start(folder: Path, workers: int = 0, before: Callable[[], None] = lambda: None) -> int:
+def start(folder: Path, recipe: AnyRecipe, workers: int = 0, before: Callable[[], None] = lambda: None) -> int:
     """A child that trains, or resumes."""
     child = os.fork()
     if child:
@@ -68,7 +90,7 @@ def start(folder: Path, workers: int = 0, before: Callable[[], None] = lambda: N
     try:
         torch.set_num_threads(1)
         before()
-        train_run(RECIPE.change(workers=workers), folder, resume=True, name="survive")
+        train_run(recipe.change(workers=workers), folder, resume=True, name="survive")
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -106,32 +128,34 @@ def kill_at(call: int) -> Callable[[], None]:
     return before
 
 
-def main(folder: Path, kills: int) -> None:
+def survived(folder: Path, kills: int, recipe: AnyRecipe) -> int:
+    """How many runs of so many ended as one that was left alone."""
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    finish(start(folder / "alone"))
+    finish(start(folder / "alone", recipe))
     seconds = time.perf_counter() - begin
     expected = ended(folder / "alone")
-    chance = random.Random(0)
+    chance, saves = random.Random(0), 150 if isinstance(recipe, Recipe) else 50  # steps of saving, in a run
     same = 0
     for number in range(kills):
         trial = folder / f"trial{number}"
         in_save = number % 2 == 0
-        before = kill_at(1 + chance.randrange(150)) if in_save else lambda: None
-        child = start(trial, before=before)
+        before = kill_at(1 + chance.randrange(saves)) if in_save else lambda: None
+        child = start(trial, recipe, before=before)
         if not in_save:
             time.sleep(chance.uniform(0.05, 0.95) * seconds)
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        finish(start(trial, workers=number % 3 == 2))
+        finish(start(trial, recipe, workers=number % 3 == 2))
         same += ended(trial) == expected
         if ended(trial) != expected:
             print(f"trial {number} differs:", {k for k in expected if ended(trial)[k] != expected[k]}, flush=True)
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         print(f"trial {number}: {'killed' if killed else 'was done before'}, {'in a save' * in_save}", flush=True)
         shutil.rmtree(trial)
-    print(f"{same} of {kills} ends identical")
+    return same
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    for task, kills in zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True):
+        print(task, survived(Path(sys.argv[1]) / task, kills, RECIPES[task]), "of", kills, "ends identical")

@@ -58,3 +58,19 @@ def test_drop_path_and_weight_decay_follow_the_published_training() -> None:
     assert model.no_weight_decay() == {"cls_token"}
     groups = param_groups_layer_decay(model, layer_decay=0.9)  # every parameter finds its group
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+@torch.no_grad()
+def test_maps_of_stages_are_those_that_make_the_tokens() -> None:
+    model = sharpen(timm.create_model("pvt_tiny", **SMALL)).eval()
+    images = torch.randn(2, 3, 96, 64)
+    tokens, maps = model.forward_intermediates(images)
+    assert torch.equal(tokens, model.forward_features(images))
+    assert [tuple(one.shape[1:]) for one in maps] == [(8, 24, 16), (16, 12, 8), (24, 6, 4), (32, 3, 2)]
+    assert [info["num_chs"] for info in model.feature_info] == [8, 16, 24, 32]
+    assert_close(model.norm(maps[3].flatten(2).transpose(1, 2)), tokens[:, 1:])
+    for indices, expected in ((2, [2, 3]), ([0, -1], [0, 3])):
+        found = model.forward_intermediates(images, indices=indices, intermediates_only=True)
+        assert all(torch.equal(one, maps[stage]) for one, stage in zip(found, expected, strict=True))
+    assert model.prune_intermediate_layers([1, 3], prune_norm=True) == [1, 3]
+    assert not {name for name, _ in model.named_parameters() if name.startswith(("norm.", "head."))}

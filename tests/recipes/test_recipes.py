@@ -44,7 +44,7 @@ def test_table_9(name: str) -> None:
     mixup, cutmix, switch = alphas(make_mixer(entry.recipe.mixer))
     epochs = training.epochs + training.cooldown_epochs
     found = (epochs, training.warmup_epochs, training.lr, training.weight_decay, training.ema, mixup, cutmix, switch)
-    assert (*found, entry.recipe.data.erasing > 0, entry.top1) == TABLE_9[name]
+    assert (*found, entry.recipe.data.erasing > 0, entry.aim) == TABLE_9[name]
     assert "9" in entry.paper
     expected = next((target for target in ("transmix", "tl_align") if name.endswith(target)), "plain")
     assert entry.recipe.target == expected
@@ -94,19 +94,19 @@ TABLE_8 = {
 
 def test_tables_1_2_7_and_8_have_their_rows() -> None:
     for name, (plain, aligned) in TABLE_1.items():
-        assert (find(name).top1, find(f"{name}_tl_align").top1) == (plain, aligned)
+        assert (find(name).aim, find(f"{name}_tl_align").aim) == (plain, aligned)
         assert "1" in find(name).paper
     for number, table in ((2, TABLE_2), (7, TABLE_7), (8, TABLE_8)):
         for name, top1 in table.items():
-            assert find(name).top1 == top1
+            assert find(name).aim == top1
             assert str(number) in find(name).paper, name
 
 
 def test_table_5_has_its_24_rows() -> None:
     rows = {name: entry for name, entry in RECIPES.items() if entry.paper == "TL-Align, Table 5"}
     assert len(rows) == 24
-    assert rows["deit_base_cars_tl_align"].top1 == 93.0
-    assert rows["deit_tiny_cifar100"].top1 == 85.7
+    assert rows["deit_base_cars_tl_align"].aim == 93.0
+    assert rows["deit_tiny_cifar100"].aim == 85.7
     settings = rows["deit_small_flowers"].recipe.training
     assert (settings.optimizer, settings.scaled_lr, settings.weight_decay, settings.batch) == ("sgd", 0.01, 1e-4, 768)
 
@@ -128,7 +128,7 @@ def test_every_recipe_says_where_it_comes_from() -> None:
     for entry in RECIPES.values():
         assert entry.about
         assert not entry.parent or entry.parent in RECIPES, entry.name
-        assert entry.source or (entry.top1 is None and not entry.paper), entry.name
+        assert entry.source or (entry.aim is None and not entry.paper), entry.name
         assert f"labelflow train {entry.name}" in entry.command
         check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
 

@@ -110,6 +110,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], dict[str, object]]] = [
     ("no .*classes.txt", lambda root: (root / "classes.txt").unlink(), {}),
     ("different names", lambda root: (root / "classes.txt").write_text("sky\nsky\nroad"), {}),
     ("takes values away", lambda root: None, {"void": (2,)}),
+    ("takes values away", lambda root: None, {"void": (-1,)}),
     ("no folder .*masks", lambda root: (root / "masks").rename(root / "elsewhere"), {}),
     ("no folder nowhere", lambda root: None, {"data": "nowhere"}),
 ]
@@ -133,7 +134,7 @@ def test_image_and_mask_move_together() -> None:
     sizes = set()
     for number in range(30):
         image, mask = train_view(sample, generator(number), data)
-        assert (image.shape, mask.shape) == ((3, 64, 64), (64, 64))
+        assert (image.shape, mask.shape, mask.dtype) == ((3, 64, 64), (64, 64), torch.uint8)
         void = mask == 255
         assert (image[:, void] == 0).all()
         difference = (image[0] * 255 / 60 - mask).abs()[~void]
@@ -179,6 +180,41 @@ def test_colours_change_within_bounds_and_half_of_the_steps_do_nothing() -> None
     assert found.min() >= 0.5 * (0.5 - 32 / 255) - 1e-6
     assert found.max() <= 1.5 * (0.5 + 32 / 255)
     assert found.max() - found.min() > 0.5
+
+
+def test_hue_turns_by_a_tenth_at_most_and_value_stays() -> None:
+    colour = torch.tensor([0.6, 0.3, 0.2])[:, None, None]  # a hue of 15°
+    found = [colorsys.rgb_to_hsv(*recolour(colour, generator(number)).flatten().tolist()) for number in range(400)]
+    hues = [(hue - 15 / 360 + 0.5) % 1 - 0.5 for hue, saturation, _ in found if 0.1 < saturation < 0.99]
+    assert max(map(abs, hues)) <= 0.1 + 0.03  # brightness moves what is clipped
+    assert min(hues) < -0.08
+    assert max(hues) > 0.08
+    assert 0.3 < sum(abs(hue) > 0.01 for hue in hues) / len(hues) < 0.6
+
+
+def test_masks_are_long_on_a_device() -> None:
+    """Small on their way there, and what losses need."""
+    data = SegmentData(data="world(train=4, val=2, size=32)", crop=16, short=32, workers=0)
+    train, val = open_source(data, "train"), open_source(data, "val")
+    (batch,) = train_batches(train, data, batch=2, group=2, updates=1, seed=0)
+    (evaluated,) = eval_batches(val, data, batch=2)
+    cpu = torch.device("cpu")
+    assert (batch.masks.dtype, batch.to(cpu).masks.dtype) == (torch.uint8, torch.long)
+    assert torch.equal(batch.masks, batch.to(cpu).masks.to(torch.uint8))
+    assert [mask.dtype for mask in evaluated.to(cpu).masks] == [torch.long] * 2
+
+
+def test_a_damaged_mask_does_not_hide_what_else_is_wrong(folder: Path) -> None:
+    """It is told when it is read, as an image is; what does not fit is refused at once."""
+    (folder / "masks/0.png").write_bytes(b"not an image")
+    whole = (folder / "masks/1.png").read_bytes()
+    (folder / "masks/1.png").write_bytes(whole[: len(whole) // 2])
+    data = SegmentData(data=str(folder), val_fraction=0.3)
+    sources = [open_source(data, split) for split in ("train", "val")]
+    assert sum(map(len, sources)) == 10
+    write(folder, "images/9.png", "masks/9.png", 77)
+    with pytest.raises(ValueError, match="class ids 77"):
+        [open_source(data, split) for split in ("train", "val")]
 
 
 def test_batches_start_anywhere_and_every_sample_is_evaluated_once(folder: Path) -> None:

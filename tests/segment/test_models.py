@@ -2,19 +2,21 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from labelflow.models.create import create
-from labelflow.tasks.dense.backbone import PADDED, Levels, make_levels
+from labelflow.spec import parse
+from labelflow.tasks.dense.backbone import PADDED, Backbone, Levels, make_levels, resolve
 from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 from labelflow.tasks.segment.model import Scores, Segmenter, enlarge, make_segmenter
@@ -119,7 +121,9 @@ def test_any_size_and_gradients(backbone: str, head: str) -> None:
             segmenter.levels(images), segmenter.levels.channels, segmenter.levels.strides, strict=True
         ):
             assert features.shape[1] == channels
-            assert all(cells * stride >= side for cells, side in zip(features.shape[2:], size, strict=True))
+            unit = max(segmenter.levels.strides)
+            shown = [math.ceil(side / unit) * unit for side in size]
+            assert [cells * stride for cells in features.shape[2:]] == shown  # the same on all levels
         labels = torch.randint(3, (2, *size))
         (F.cross_entropy(scores.logits, labels) + F.cross_entropy(scores.auxiliary, labels)).backward()
     assert not [name for name, one in segmenter.named_parameters() if one.grad is None or not one.grad.any()]
@@ -133,17 +137,53 @@ def test_the_auxiliary_head_is_for_training() -> None:
     assert scores.auxiliary is None
 
 
-def test_weight_decay_and_checkpointing_reach_the_backbone() -> None:
-    torch.manual_seed(0)
-    segmenter = make_segmenter(DEIT, classes=3, width=4).eval()
+def test_weight_decay_reaches_the_backbone() -> None:
+    segmenter = make_segmenter(DEIT, classes=3, width=4)
     names = dict(segmenter.named_parameters())
     assert {"levels.model.pos_embed", "levels.model.cls_token"} <= segmenter.no_weight_decay()
     assert {"levels.model.pos_embed", "levels.model.cls_token"} <= names.keys()
-    images = torch.randn(2, 3, 64, 64)
-    plain = segmenter(images).logits
-    segmenter.set_grad_checkpointing()
-    assert segmenter.levels.model.grad_checkpointing
-    assert_close(segmenter(images).logits, plain)
+
+
+@pytest.mark.parametrize("backbone", FAMILIES, ids=name_of)
+def test_checkpointing_keeps_less_and_computes_the_same(backbone: str) -> None:
+    torch.manual_seed(0)
+    levels = make_levels(backbone)
+    images = torch.randn(1, 3, 64, 96)
+
+    def kept_and_gradient(checkpointing: bool) -> tuple[int, Tensor]:
+        kept: list[int] = []
+        levels.set_grad_checkpointing(checkpointing)
+        levels.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda one: one):
+            total = sum(features.square().sum() for features in levels(images))
+        before = sum(kept)
+        total.backward()
+        return before, torch.cat([one.grad.flatten() for one in levels.parameters() if one.grad is not None])
+
+    (plain, expected), (checkpointed, found) = kept_and_gradient(False), kept_and_gradient(True)
+    assert checkpointed < plain
+    assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_one_image_is_enough_where_norms_need_no_more() -> None:
+    images = torch.randn(1, 3, 64, 64)
+    segmenter = make_segmenter(PVT, classes=3, width=4)
+    with pytest.raises(ValueError, match="at least two images"):
+        segmenter(images)
+    assert segmenter.eval()(images).logits.shape == (1, 3, 64, 64)
+    segmenter.train()
+    for norm in segmenter.head.pools.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.eval()
+    assert segmenter(images).auxiliary is not None
+    assert make_segmenter(PVT, "fcn", classes=3, width=4)(images).auxiliary is not None
+
+
+def test_scores_are_enlarged_in_full_precision() -> None:
+    segmenter = make_segmenter(PVT, "fcn", classes=3, width=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = segmenter(torch.randn(2, 3, 64, 64))
+    assert (scores.logits.dtype, scores.auxiliary.dtype) == (torch.float32, torch.float32)
 
 
 # Heads and necks, as recipes write them, in loops
@@ -373,27 +413,92 @@ def test_a_copy_is_as_good() -> None:
 
 
 def test_drop_path_is_what_is_asked_for() -> None:
-    def rates(levels: Levels) -> set[float]:
-        return {module.drop_prob for module in levels.modules() if isinstance(module, timm.layers.DropPath)}
-
-    assert not rates(make_levels(SWIN)) - {0.0}
-    assert max(rates(make_levels(SWIN, drop_path=0.3))) == pytest.approx(0.3)
+    assert not any(drop_paths(make_levels(SWIN)))
+    assert max(drop_paths(make_levels(SWIN, drop_path=0.3))) == pytest.approx(0.3)
 
 
-def test_a_run_says_how_its_model_was_made(tmp_path: Path) -> None:
-    arguments = {"num_classes": 6, "drop_path_rate": 0.1, "img_size": 48, "depth": 4, "embed_dim": 12, "num_heads": 2}
-    classifier = create("deit_tiny_patch16_224", **arguments)
-    save_file(classifier.state_dict(), tmp_path / "best.safetensors")
-    (tmp_path / "model.json").write_text(json.dumps({"model": "deit_tiny_patch16_224", "arguments": arguments}))
-    levels = make_levels("deit_tiny_patch16_224", start=str(tmp_path))
-    assert_close(levels.model.pos_embed, classifier.pos_embed)
-    fitted = make_levels("deit_tiny_patch16_224", start=str(tmp_path), image_size=80)
+# Runs
+
+
+ARGUMENTS = {
+    "num_classes": 6,
+    "drop_path_rate": 0.1,
+    "img_size": 48,
+    "depth": 4,
+    "embed_dim": 12,
+    "num_heads": 2,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a classifier's run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.manual_seed(3)
+    classifier = create("deit_tiny_patch16_224", **ARGUMENTS)
+    save_file(classifier.state_dict(), folder / "best.safetensors")
+    (folder / "model.json").write_text(json.dumps({"model": "deit_tiny_patch16_224", "arguments": ARGUMENTS}))
+    return folder
+
+
+def drop_paths(levels: Levels) -> list[float]:
+    return [module.drop_prob for module in levels.modules() if isinstance(module, timm.layers.DropPath)]
+
+
+def test_a_run_is_a_backbone(run: Path) -> None:
+    given = load_file(run / "best.safetensors")
+    for levels in (make_levels(str(run)), make_levels("deit_tiny_patch16_224", start=str(run))):
+        assert all(torch.equal(value, given[name]) for name, value in levels.model.state_dict().items())
+        assert not any(drop_paths(levels))  # not that of the classifier
+    assert max(drop_paths(make_levels(str(run), drop_path=0.3))) == pytest.approx(0.3)
+    fitted = make_levels(str(run), image_size=80)
     assert fitted.model.pos_embed.shape == (1, 1 + 5 * 5, 12)
-    with pytest.raises(ValueError, match=r"is a run of deit_tiny_patch16_224, not of deit_small"):
-        make_levels("deit_small_patch16_224", start=str(tmp_path))
-    (tmp_path / "empty").mkdir()
+    deeper = resolve("deit_tiny_patch16_224(img_size=32, depth=5)", str(run), image_size=80)
+    assert deeper == Backbone(
+        "deit_tiny_patch16_224",
+        {"img_size": 32, "depth": 5, "embed_dim": 12, "num_heads": 2},
+        str(run / "best.safetensors"),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backbone", [*FAMILIES, "run"], ids=name_of)
+def test_a_spec_makes_the_same_architecture(backbone: str, run: Path) -> None:
+    """Without the run, from what a file in JSON can hold."""
+    made = make_segmenter(str(run) if backbone == "run" else backbone, classes=3, width=4, image_size=96).eval()
+    spec = json.loads(json.dumps(made.levels.spec))
+    assert str(run) not in spec
+    again = make_segmenter(spec, classes=3, width=4).eval()
+    assert again.levels.spec == spec
+    again.load_state_dict(made.state_dict())
+    images = torch.randn(1, 3, 70, 96)
+    assert torch.equal(again(images).logits, made(images).logits)
+
+
+def test_lists_of_a_runs_card_are_as_good_as_tuples(tmp_path: Path) -> None:
+    name, arguments = parse(SWIN)
+    save_file(create(SWIN, num_classes=2).state_dict(), tmp_path / "best.safetensors")
+    (tmp_path / "model.json").write_text(json.dumps({"model": name, "arguments": {**arguments, "num_classes": 2}}))
+    assert make_levels(str(tmp_path)).channels == make_levels(SWIN).channels
+
+
+def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a run of deit_tiny_patch16_224, not of deit_small.*run itself as --back"):
+        make_levels("deit_small_patch16_224", start=str(run))
+    with pytest.raises(ValueError, match="brings its own weights: leave --start away"):
+        make_levels(str(run), start="pretrained")
     with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
-        make_levels("deit_small_patch16_224", start=str(tmp_path / "empty"))
+        make_levels(str(tmp_path))
+    with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
+        make_levels("deit_small_patch16_224", start=str(tmp_path))
+    with pytest.raises(ValueError, match="there is no folder runs/none; a backbone is a timm model or the folder"):
+        make_levels("runs/none")
+    for task, what in (("segment", "segmenter"), ("detect", "detector")):
+        (run / "model.json").write_text(json.dumps({"task": task, "model": "deit_tiny_patch16_224(depth=4)"}))
+        for arguments in ((str(run), ""), ("deit_tiny_patch16_224", str(run))):
+            with pytest.raises(ValueError, match=f"is a {what}'s run; a backbone comes from a classifier's"):
+                make_levels(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
     return Subject(name, model, settings, [], trained=bool(start))
 
 
-def of_run(loaded: Loaded, folder: Path) -> Subject:
+def of_run(loaded: Loaded[Recipe], folder: Path) -> Subject:
     name = folder.resolve().name
     return Subject(name, loaded.model, loaded.recipe.data, loaded.classes, loaded.recipe, folder)
 

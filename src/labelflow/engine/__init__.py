@@ -5,6 +5,6 @@ from labelflow.engine.loop import Interrupted, train
 from labelflow.engine.run import Run
 from labelflow.engine.settings import Training
 from labelflow.engine.setup import make_accelerator
-from labelflow.engine.task import Task
+from labelflow.engine.task import Details, Task
 
-__all__ = ["Interrupted", "Run", "Task", "Training", "evaluate", "make_accelerator", "train"]
+__all__ = ["Details", "Interrupted", "Run", "Task", "Training", "evaluate", "make_accelerator", "train"]

@@ -19,7 +19,7 @@ from labelflow.engine.ema import Ema
 from labelflow.engine.evaluate import evaluate
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.engine.progress import Progress
-from labelflow.engine.run import Run
+from labelflow.engine.run import DETAILS, Run
 from labelflow.engine.settings import Training
 from labelflow.engine.task import Task
 from labelflow.loss import Term, total
@@ -32,8 +32,7 @@ class Interrupted(Exception):
 def train(task: Task, training: Training, run: Run, accelerator: Accelerator, progress: Progress) -> dict[str, float]:
     """Train from the newest checkpoint of the run to the end; returns the metrics of the last evaluation."""
     per_epoch = task.samples // training.batch
-    epochs = training.epochs + training.cooldown_epochs
-    updates = epochs * per_epoch
+    updates = training.updates or (training.epochs + training.cooldown_epochs) * per_epoch
     accumulated = training.batch // training.group // accelerator.num_processes
 
     if training.compile:
@@ -50,7 +49,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
 
     student.train()
     batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
-    progress.start(state.update, updates, epochs)
+    progress.start(state.update, updates, updates / per_epoch)
     with _stop_signals() as asked_to_stop:
         for update in range(state.update, updates):
             lr = schedule(update)
@@ -86,6 +85,8 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             if evaluated:
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)
+                if accelerator.is_main_process and (details := task.details()):
+                    run.write(DETAILS, details)
                 headline = metrics["ema_" * bool(ema) + task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update

@@ -1,10 +1,13 @@
 """Optimiser and schedule, with timm."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from labelflow.engine.settings import Training
@@ -17,7 +20,20 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
         lr=training.scaled_lr,
         weight_decay=training.weight_decay,
         momentum=training.momentum,
+        filter_bias_and_bn=training.exempt == "vectors",
+        param_group_fn=partial(norms_apart, decay=training.weight_decay) if training.exempt == "norms" else None,
     )
+
+
+def norms_apart(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Parameters that weight decay shrinks, and those that it does not: layer norms, and what the model names."""
+    named: Any = getattr(model, "no_weight_decay", set)
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
+    exempt = {f"{norm}.{part}" for norm in norms for part in ("weight", "bias")} | named()
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        groups[name not in exempt].append(parameter)
+    return [{"params": own, "weight_decay": decay * shrinks} for shrinks, own in groups.items()]
 
 
 def make_schedule(
@@ -25,18 +41,29 @@ def make_schedule(
 ) -> Callable[[int], float]:
     """Sets the learning rate for an update, and returns it: a function of the update's number alone."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
-    cosine = CosineLRScheduler(
-        optimizer,
-        t_initial=max(training.epochs * unit, 2),  # timm warns of 1
-        lr_min=training.scaled_lr if training.schedule == "constant" else training.min_lr,
-        warmup_t=training.warmup_epochs * unit,
-        warmup_lr_init=training.warmup_lr,
-        t_in_epochs=False,
-    )
+    length = training.updates or training.epochs * unit
+    warmup = training.warmup_updates or training.warmup_epochs * unit
+    if warmup and warmup >= length:
+        raise ValueError(
+            f"a warm-up of {warmup} updates is not shorter than the run, {length}; choose --warmup-updates "
+            f"{length // 4} --warmup-epochs 0"
+        )
+    rates = _rates(optimizer, training, max(length, 2), warmup)  # timm warns of 1
     lag = training.schedule_lag * unit
 
     def schedule(update: int) -> float:
-        cosine.step_update(max(0, update // (updates_per_epoch // unit) - lag))
+        rates.step_update(max(0, update // (updates_per_epoch // unit) - lag))
         return float(optimizer.param_groups[0]["lr"])
 
     return schedule
+
+
+def _rates(optimizer: torch.optim.Optimizer, training: Training, length: int, warmup: int) -> Scheduler:
+    how = {"warmup_t": warmup, "warmup_lr_init": training.warmup_lr, "warmup_prefix": False, "t_in_epochs": False}
+    if training.schedule == "steps":
+        ends = [round(part * length) + 1 for part in training.steps]  # timm counts from 1
+        return MultiStepLRScheduler(optimizer, ends, decay_rate=0.1, **how)
+    if training.schedule == "linear":
+        return PolyLRScheduler(optimizer, length, power=1.0, lr_min=training.min_lr, **how)
+    lowest = training.scaled_lr if training.schedule == "constant" else training.min_lr
+    return CosineLRScheduler(optimizer, length, lr_min=lowest, **how)

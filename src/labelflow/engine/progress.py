@@ -53,10 +53,10 @@ class Progress(Shown):
         super().__init__(quiet, seconds)
         self.training = self.bar.add_task("training", start=False, total=None, text="")
         self.evaluation = self.bar.add_task("evaluating", visible=False, total=1.0, text="")
-        self.updates, self.epochs, self.done, self.first = 0, 0, 0, 0
+        self.updates, self.epochs, self.done, self.first = 0, 0.0, 0, 0
         self.since = time.perf_counter()
 
-    def start(self, done: int, updates: int, epochs: int) -> None:
+    def start(self, done: int, updates: int, epochs: float) -> None:
         if done:
             self.say(f"going on after update {done} of {updates}")
         self.first, self.done, self.updates, self.epochs = done, done, updates, epochs
@@ -70,7 +70,7 @@ class Progress(Shown):
 
     def trained(self, record: dict[str, Any]) -> None:
         text = (
-            f"epoch {record['epoch']:.1f}/{self.epochs}  loss {record['loss']:.3f}  lr {record['lr']:.2g}  "
+            f"epoch {record['epoch']:.1f}/{self.epochs:.4g}  loss {record['loss']:.3f}  lr {record['lr']:.2g}  "
             f"{record['images_per_second']:.0f} images/s"
         )
         self.bar.update(self.training, text=text)
@@ -83,7 +83,7 @@ class Progress(Shown):
     def evaluated(self, record: dict[str, Any]) -> None:
         names = [name for name in record if name not in ("kind", "update", "epoch")]
         numbers = "  ".join(f"{name} {record[name]:.3f}" for name in names)
-        self.say(f"epoch {record['epoch']:g}/{self.epochs}  {numbers}")
+        self.say(f"epoch {record['epoch']:.4g}/{self.epochs:.4g}  {numbers}")
 
 
 class Counted(Shown):

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+DETAILS = "classes.json"
 
 
 class Run:
-    """recipe.json, model.json, environment.json, metrics.jsonl, checkpoints/, best.safetensors, last.safetensors"""
+    """recipe.json, model.json, environment.json, metrics.jsonl, classes.json (the metrics of each class at the last
+    evaluation, where a task has such), checkpoints/, best.safetensors, last.safetensors"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

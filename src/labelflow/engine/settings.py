@@ -17,6 +17,8 @@ class Training:
     """Passes through the training samples."""
     cooldown_epochs: int = 0
     """Further epochs at the smallest learning rate."""
+    updates: int = 0
+    """Updates of the whole run, instead of epochs; 0: as many as the epochs take."""
     batch: int = 1024
     """Samples of an update, over all processes."""
     group: int = 128
@@ -32,19 +34,26 @@ class Training:
     lr_batch: int = 512
     """The batch that lr is meant for: the learning rate grows with batch / lr_batch. 0: lr as it is."""
     min_lr: float = 1e-5
-    """Where the cosine ends; not scaled."""
+    """Where the cosine or the line ends; not scaled."""
     warmup_epochs: int = 5
     """Epochs in which the learning rate climbs, within the schedule."""
+    warmup_updates: int = 0
+    """Updates in which it climbs, instead of warmup_epochs; 0: as many as they take."""
     warmup_lr: float = 1e-6
     """Where it climbs from; not scaled."""
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "steps", "constant"] = "cosine"
     """How the learning rate goes on after its warm-up."""
+    steps: tuple[float, ...] = (0.75, 11 / 12)
+    """For steps: after which parts of the run it is divided by ten."""
     schedule_step: Literal["update", "epoch"] = "update"
     """How often the learning rate changes."""
     schedule_lag: int = 0
     """Epochs that the schedule runs behind (DeiT's own loop: 1)."""
     weight_decay: float = 0.05
-    """Biases, norms and what the model names are exempt."""
+    """How much weights shrink."""
+    exempt: Literal["vectors", "norms", "nothing"] = "vectors"
+    """What does not shrink: vectors (biases, norms) and what the model names, such as positions; layer norms and what
+    the model names; or nothing."""
     momentum: float = 0.9
     """For optimisers that have it."""
     clip: float = 0.0
@@ -78,13 +87,18 @@ class Training:
         for name in ("epochs", "batch", "group", "eval_epochs", "save_updates", "keep", "log_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip"):
+        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip", "updates", "warmup_updates"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be a number from 0 on, not {getattr(self, name)}")
         known(self.optimizer, dict.fromkeys(list_optimizers()), "optimizer")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), 0 for none, not {self.ema}")
-        if self.warmup_epochs >= self.epochs and self.warmup_epochs:
+        if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):
+            raise ValueError(f"steps are parts of a run, each greater than the last, not {self.steps}")
+        if (self.updates or self.warmup_updates) and self.schedule_step == "epoch":
+            raise ValueError("a schedule that is counted in updates changes with every update: --schedule-step update")
+        counted = self.updates or self.warmup_updates  # against what, is known with the data
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs and not counted:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs}) must be less than epochs ({self.epochs}); "
                 f"choose --warmup-epochs {self.epochs // 4}"

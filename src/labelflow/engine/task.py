@@ -7,6 +7,8 @@ from torch import Generator, Tensor, nn
 
 from labelflow.loss import Term
 
+Details = dict[str, dict[str, float | None]]  # by class and metric; None where there is nothing to measure
+
 
 class Evaluated(Protocol):
     """The data and the metrics of a task."""
@@ -21,6 +23,10 @@ class Evaluated(Protocol):
 
     def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """The metrics that come out of the sums."""
+        ...
+
+    def details(self) -> Details:
+        """The metrics of each class at the last evaluation; {} where a task has none."""
         ...
 
     def unreadable(self, problems: list[str]) -> None:

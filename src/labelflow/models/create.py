@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         return _create(model, name, **arguments)
     if start == "pretrained":
         try:
-            return timm.create_model(name, pretrained=True, **arguments)
+            return _fitted(name, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
             hint = "; try --start packaged" if name in PACKAGES else ""
             raise ValueError(f"timm's weights of {name} are not to be had{hint}: {_first_line(error)}") from None
@@ -44,9 +45,16 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         "custom_load": False,
     }  # as strict as timm can be
     try:
-        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
+        return _fitted(name, pretrained_cfg_overlay=overlay, **arguments)
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"{start} holds the weights of another model than {model}: {_first_line(error)}") from None
+
+
+def _fitted(name: str, **arguments: Any) -> nn.Module:
+    """With weights that timm fits to the model. What torch says of how timm resizes tables of positions is left out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="timm.layers.interpolate")
+        return timm.create_model(name, pretrained=True, **arguments)
 
 
 def _create(model: str, name: str, **arguments: Any) -> nn.Module:

@@ -90,6 +90,9 @@ class PyramidVisionTransformer(nn.Module):
         self.grad_checkpointing = False
 
         height, width = to_2tuple(img_size)
+        self.feature_info = [
+            {"num_chs": dim, "reduction": 4 << i, "module": f"block{i + 1}"} for i, dim in enumerate(embed_dims)
+        ]
         self.grids = [(height // (4 << i), width // (4 << i)) for i in range(len(depths))]
         drop_path = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
         channels = (in_chans, *embed_dims)
@@ -104,7 +107,7 @@ class PyramidVisionTransformer(nn.Module):
             self.add_module(f"block{i + 1}", nn.ModuleList(blocks))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.num_features))
         self.pos_drop = nn.Dropout(proj_drop_rate)
-        self.norm = LayerNorm(self.num_features)
+        self.norm: nn.Module = LayerNorm(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = self._classifier(num_classes)
         self.init_weights()
@@ -158,24 +161,57 @@ class PyramidVisionTransformer(nn.Module):
         self.num_classes = num_classes
         self.head = self._classifier(num_classes).to(self.cls_token.device, self.cls_token.dtype)
 
+    def _stage(self, number: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Image or map -> tokens (B, P + N, D), the class token first in the last stage, and their map (B, D, h, w)."""
+        patch_embed, positions, blocks = list(self.stages)[number]
+        x = patch_embed(x)  # (B, h, w, D)
+        grid = (x.shape[1], x.shape[2])
+        tokens = x.flatten(1, 2)
+        extra = int(number == len(self.depths) - 1)
+        if extra:
+            tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1)
+        tokens = self.pos_drop(tokens + _resize(positions, self.grids[number], grid))
+        for block in blocks:
+            tokens = checkpoint(block, tokens, grid) if self.grad_checkpointing else block(tokens, grid)
+        return tokens, tokens[:, extra:].unflatten(1, grid).permute(0, 3, 1, 2)
+
     def forward_features(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, 1 + N, D), the class token first."""
         if min(x.shape[2:]) < 32:
             raise ValueError(f"PVT takes images of at least 32×32 pixels, not {x.shape[2]}×{x.shape[3]}")
         tokens = x
-        last = len(self.depths) - 1
-        for i, (patch_embed, positions, blocks) in enumerate(self.stages):
-            x = patch_embed(x)  # (B, H, W, D)
-            grid = (x.shape[1], x.shape[2])
-            tokens = x.flatten(1, 2)
-            if i == last:
-                tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1)
-            tokens = self.pos_drop(tokens + _resize(positions, self.grids[i], grid))
-            for block in blocks:
-                tokens = checkpoint(block, tokens, grid) if self.grad_checkpointing else block(tokens, grid)
-            if i != last:
-                x = tokens.unflatten(1, grid).permute(0, 3, 1, 2)
+        for number in range(len(self.depths)):
+            tokens, x = self._stage(number, x)
         return self.norm(tokens)
+
+    def _taken(self, indices: int | list[int] | None) -> list[int]:
+        """Which stages: all, the last few, or those of these indices, as timm counts."""
+        numbers = range(len(self.depths))
+        if indices is None or isinstance(indices, int):
+            return list(numbers[-(indices or len(numbers)) :])
+        return [numbers[index] for index in indices]
+
+    def forward_intermediates(
+        self, x: Tensor, indices: int | list[int] | None = None, intermediates_only: bool = False
+    ) -> Any:
+        """The maps of stages, (B, D, h, w) each, without the final norm; before them the last tokens with it, if
+        not intermediates_only. As timm's models have it."""
+        tokens, maps = x, []
+        for number in range(len(self.depths)):
+            tokens, x = self._stage(number, x)
+            maps.append(x.contiguous())
+        maps = [maps[number] for number in self._taken(indices)]
+        return maps if intermediates_only else (self.norm(tokens), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Leaves away the final norm and the classifier, which maps do without. All stages stay."""
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0)
+        return self._taken(indices)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = self.head_drop(x[:, 0])

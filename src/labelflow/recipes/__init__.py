@@ -2,19 +2,31 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from labelflow.recipes import imagenet, rivals, small, token_labeling, token_labeling_others, transfer
+from labelflow.recipes import (
+    detection,
+    imagenet,
+    rivals,
+    segmentation,
+    small,
+    token_labeling,
+    token_labeling_others,
+    transfer,
+)
 from labelflow.recipes.base import Entry
 from labelflow.spec import known
+from labelflow.tasks import DetectRecipe, Recipe, SegmentRecipe
+from labelflow.tasks.kinds import KINDS
 
 
-def _of(paper: str, *families: Iterable[Entry]) -> list[Entry]:
+def _of(paper: str, *families: Iterable[Entry[Recipe]]) -> list[Entry[Recipe]]:
     """Rows of a paper's tables, which say so."""
     entries = [entry for family in families for entry in family]
     return [replace(entry, paper=f"{paper}, {entry.paper}") if entry.paper else entry for entry in entries]
 
 
-RECIPES: dict[str, Entry] = {
+RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
@@ -25,8 +37,26 @@ RECIPES: dict[str, Entry] = {
 }
 
 
-def find(name: str) -> Entry:
-    return RECIPES[known(name, RECIPES, "recipe")]
+SEGMENTERS: dict[str, Entry[SegmentRecipe]] = {entry.name: entry for entry in segmentation.ENTRIES}
+DETECTORS: dict[str, Entry[DetectRecipe]] = {entry.name: entry for entry in detection.ENTRIES}
+ALL: dict[str, Entry[Any]] = {**RECIPES, **SEGMENTERS, **DETECTORS}
 
 
-__all__ = ["RECIPES", "Entry", "find"]
+def find(name: str) -> Entry[Recipe]:
+    """A recipe for a classifier."""
+    entry: Entry[Recipe] = find_any(name, "train")
+    return entry
+
+
+def find_any(name: str, kind: str = "") -> Entry[Any]:
+    """A recipe of any task, or of the one that it must be."""
+    if kind and name in ALL and ALL[name].kind.name != kind:
+        own = ALL[name].kind
+        raise ValueError(
+            f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.name} {name}"
+        )
+    offered = {key: entry for key, entry in ALL.items() if not kind or entry.kind.name == kind}
+    return offered[known(name, offered, "recipe")]
+
+
+__all__ = ["ALL", "DETECTORS", "RECIPES", "SEGMENTERS", "Entry", "find", "find_any"]

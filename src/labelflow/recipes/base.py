@@ -1,33 +1,45 @@
 """What a named recipe carries beside its settings."""
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from labelflow.tasks import Recipe
+from labelflow.tasks import AnyRecipe
+from labelflow.tasks.kinds import Kind, kind_of
+
+R = TypeVar("R", bound=AnyRecipe)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Generic[R]):
     """A recipe, where it comes from, and the number that it aims at."""
 
     name: str
-    recipe: Recipe
+    recipe: R
     about: str  # what it is, in a few words
     parent: str = ""  # the recipe that it derives from
     source: str = ""  # where its settings come from
     paper: str = ""  # the row that it reproduces
-    top1: float | None = None  # what the paper reports, in percent
+    aim: float | None = None  # what the paper reports: top-1, mIoU or box AP, in percent
     gpus: int = 8  # what the command is written for
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.recipe)
 
     @property
     def command(self) -> str:
         data = self.recipe.data
-        where = {IMAGENET: " --data /path/to/imagenet", FOLDER: " --data FOLDER"}.get(data.data, "")
-        where += " --labels LABELS" if data.labels else ""
+        where = f" --data {WHERE[data.data]}" if data.data in WHERE else ""
+        where += " --labels LABELS" if getattr(data, "labels", "") else ""
         if self.gpus == 1:
-            return f"labelflow train {self.name}{where}"
-        return f"torchrun --nproc-per-node {self.gpus} -m labelflow train {self.name}{where} --precision bf16"
+            return f"labelflow {self.kind.name} {self.name}{where}"
+        launch = f"torchrun --nproc-per-node {self.gpus} -m labelflow"
+        return f"{launch} {self.kind.name} {self.name}{where} --precision bf16"
 
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/
 FOLDER = "data/images"  # one's own
+ADE20K = "data/ade20k"  # images/ and annotations/, each with training/ and validation/
+COCO = "data/coco"  # annotations/, train2017/ and val2017/
+WHERE = {IMAGENET: "/path/to/imagenet", ADE20K: "/path/to/ade20k", COCO: "/path/to/coco", FOLDER: "FOLDER"}
 LABELS = "data/labels"  # what `labelflow annotate` made for it

@@ -17,7 +17,7 @@ PUZZLEMIX = f"Puzzle Mix, arXiv 2009.06962, in the recipe of {DEIT}"
 TOKENMIX = f"TokenMix, arXiv 2207.08409, in the recipe of {DEIT}"
 SMMIX = f"SMMix, arXiv 2212.12977, in the recipe of {DEIT}"
 
-ENTRIES = [
+ENTRIES: list[Entry[Recipe]] = [
     Entry("deit_small_puzzlemix", rival("puzzlemix"), "Puzzle-Mix", "deit_small_cutmix", PUZZLEMIX, "Table 2", 79.8),
     Entry(
         "deit_small_saliencymix", rival("saliencymix"), "SaliencyMix", "deit_small_cutmix", SALIENCYMIX, "Table 2", 79.2
@@ -34,7 +34,7 @@ ENTRIES = [
 ]
 
 # Rows of their own papers.
-LATER = [
+LATER: list[Entry[Recipe]] = [
     *(
         Entry(
             f"deit_{size}_tokenmix",

@@ -5,6 +5,7 @@ from labelflow.engine import Training
 from labelflow.recipes.base import FOLDER, LABELS, Entry
 from labelflow.tasks import Recipe
 
+SWIN = "swin_tiny_patch4_window7_224(embed_dim=48, depths=(2, 2, 2, 2), num_heads=(2, 4, 8, 16), window_size=4)"
 LVVIT = "embed_dim=128, depth=6, num_heads=4, stem=((7, 3, 3, 4), (2, 1, 1, 4)), stem_width=32"  # patches of 8 pixels
 
 
@@ -15,6 +16,11 @@ def small_vit() -> Recipe:
         data=Data(data=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.0, erasing=0.0),
         training=Training(epochs=10, batch=128, group=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
     )
+
+
+def small_swin() -> Recipe:
+    """A Swin of width 48 and depth 8, about as fast: a backbone for segmenters and detectors."""
+    return small_vit().change(model=SWIN)
 
 
 def quickstart() -> Recipe:
@@ -50,7 +56,7 @@ def finetune() -> Recipe:
     )
 
 
-ENTRIES = [
+ENTRIES: list[Entry[Recipe]] = [
     Entry("quickstart", quickstart(), "the first run, on the sample world", "small_vit_tl_align", gpus=1),
     Entry("quickstart_cutmix", quickstart().change(target="plain"), "the same with plain CutMix", "quickstart", gpus=1),
     Entry("small_vit_tl_align", small_vit(), "a small ViT at 64 pixels, from scratch", gpus=1),
@@ -61,6 +67,7 @@ ENTRIES = [
         "small_vit_tl_align",
         gpus=1,
     ),
+    Entry("small_swin_tl_align", small_swin(), "a small Swin at 64 pixels, from scratch", "small_vit_tl_align", gpus=1),
     Entry("small_lvvit", small_lvvit(), "a small LV-ViT with token labels", "small_vit_tl_align", gpus=1),
     Entry(
         "small_lvvit_cutmix",

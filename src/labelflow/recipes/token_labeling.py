@@ -103,23 +103,25 @@ _S, _M = lvvit("s"), lvvit("m")
 _L_288, _L_448 = lvvit_l(288, group=128), lvvit_l(448, group=32)
 
 
-def _finetuned(name: str, title: str, run: str, recipe: Recipe, paper: str = "", top1: float | None = None) -> Entry:
+def _finetuned(
+    name: str, title: str, run: str, recipe: Recipe, paper: str = "", top1: float | None = None
+) -> Entry[Recipe]:
     return Entry(name, recipe.change(start=f"runs/{run}"), f"{title}, fine-tuned", run, FINETUNED, paper, top1)
 
 
-def _stem(name: str, paper: str, top1: float) -> Entry:
+def _stem(name: str, paper: str, top1: float) -> Entry[Recipe]:
     recipe = standard(f"lv_vit_plain_small(stem={name!r})")
     return Entry(f"lvvit_s_{name}", recipe, f"the same with the stem {name}", "lvvit_s_conv1", PAPER, paper, top1)
 
 
-def _participation(size: str, percent: int, top1: float | None) -> Entry:
+def _participation(size: str, percent: int, top1: float | None) -> Entry[Recipe]:
     recipe = lvvit(size).change(target=f"token_label(beta=0.5, participation={percent / 100})")
     about = f"LV-ViT-{size.upper()}, {percent} % of the tokens labelled"
     name = f"lvvit_{size}_participation_{percent}"
     return Entry(name, recipe, about, f"lvvit_{size}", PAPER, "Figure 4", top1)
 
 
-ENTRIES = [
+ENTRIES: list[Entry[Recipe]] = [
     Entry("lvvit_t", lvvit("t"), "LV-ViT-T", "lvvit_s", PAPER, "Table 1", 79.1),
     Entry("lvvit_s", _S, "LV-ViT-S: token labels, MixToken", "", PAPER, "Tables 1, 2, 3, 4, 7, 8", 83.3),
     Entry("lvvit_m", _M, "LV-ViT-M", "lvvit_s", PAPER, "Tables 1, 4", 84.1),

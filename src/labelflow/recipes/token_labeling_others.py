@@ -40,12 +40,12 @@ def labelled(recipe: Recipe) -> Recipe:
 T2T = "T2T-ViT, arXiv 2101.11986, and its released code"
 
 
-def _deit(size: str) -> Entry:
+def _deit(size: str) -> Entry[Recipe]:
     recipe, name = token_labeling(f"deit_{size}_patch16_224"), f"deit_{size}_token_label"
     return Entry(name, recipe, f"DeiT-{size[0].upper()} + token labels", f"deit_{size}", PAPER, "Figure 5")
 
 
-def _t2t(depth: int) -> list[Entry]:
+def _t2t(depth: int) -> list[Entry[Recipe]]:
     recipe, name, title = t2t(depth), f"t2t_vit_{depth}", f"T2T-ViT-{depth}"
     paper, top1 = ("Table 4, Figure 5", 81.5) if depth == 14 else ("Figure 5", None)
     parent = "" if depth == 14 else "t2t_vit_14"
@@ -55,7 +55,7 @@ def _t2t(depth: int) -> list[Entry]:
     ]
 
 
-def _mixer(size: str, plain: float, with_labels: float) -> list[Entry]:
+def _mixer(size: str, plain: float, with_labels: float) -> list[Entry[Recipe]]:
     recipe, name, title = mixer(size), f"mixer_{size}16", f"Mixer-{size.upper()}/16"
     return [
         Entry(name, recipe, title, "lvvit_s_standard", PAPER, "Table 11", plain),
@@ -63,7 +63,7 @@ def _mixer(size: str, plain: float, with_labels: float) -> list[Entry]:
     ]
 
 
-ENTRIES = [
+ENTRIES: list[Entry[Recipe]] = [
     *map(_deit, ("tiny", "small", "base")),
     *(entry for depth in (7, 12, 14, 19, 24) for entry in _t2t(depth)),
     *_mixer("s", 75.6, 76.1),

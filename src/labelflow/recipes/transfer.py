@@ -1,8 +1,12 @@
 """Transfer of DeiT to other data (TL-Align, Table 5)."""
 
+from pathlib import Path
+
+from labelflow.engine import Run
 from labelflow.recipes.base import Entry
 from labelflow.recipes.imagenet import aligned, deit
 from labelflow.tasks import Recipe
+from labelflow.tasks.runs import read_recipe
 
 DATA = {
     "cifar10": "torch/cifar10",
@@ -20,10 +24,26 @@ TABLE_5 = {
 
 
 def transferred(size: str, data: str) -> Recipe:
-    """SGD for 1000 epochs; no erasing and no drop-path; all else as DeiT on ImageNet."""
-    return deit(size).change(
-        start="pretrained",
-        data=DATA[data],
+    """A DeiT on one of Table 5's data sets."""
+    return finetuned(deit(size)).change(start="pretrained", data=DATA[data])
+
+
+def transferred_to(model: str, data: str) -> Recipe:
+    """A run, or a pretrained timm model, on one of Table 5's data sets, or any other, with TL-Align."""
+    if Path(model).is_dir():
+        trained = read_recipe(Run(model))
+        seen = {name: getattr(trained.data, name) for name in ("image_size", "mean", "std")}
+        recipe = deit("small").change(model=trained.model, start=model, **seen)
+    elif "/" in model:
+        raise ValueError(f"there is no run {model}")
+    else:
+        recipe = deit("small").change(model=model, start="pretrained")
+    return finetuned(aligned(recipe)).change(data=DATA.get(data, data))
+
+
+def finetuned(recipe: Recipe) -> Recipe:
+    """SGD for 1000 epochs; no erasing and no drop-path; all else as it is, which is DeiT's recipe."""
+    return recipe.change(
         drop_path=0.0,
         erasing=0.0,
         optimizer="sgd",
@@ -40,7 +60,7 @@ def transferred(size: str, data: str) -> Recipe:
 SOURCE = "DeiT's author on its issue tracker (#45): CIFAR-10 and Cars; the same for CIFAR-100 and Flowers (#175)"
 
 
-def _entries(size: str, data: str, plain: float, with_tl_align: float) -> list[Entry]:
+def _entries(size: str, data: str, plain: float, with_tl_align: float) -> list[Entry[Recipe]]:
     name, title = f"deit_{size}_{data}", f"DeiT-{size[0].upper()} on {data}"
     recipe = transferred(size, data)
     from_run = aligned(recipe).change(start=f"runs/deit_{size}_tl_align")
@@ -50,7 +70,7 @@ def _entries(size: str, data: str, plain: float, with_tl_align: float) -> list[E
     ]
 
 
-ENTRIES = [
+ENTRIES: list[Entry[Recipe]] = [
     entry
     for size, (plain, with_tl_align) in TABLE_5.items()
     for data, *numbers in zip(DATA, plain, with_tl_align, strict=True)

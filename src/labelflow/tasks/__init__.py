@@ -2,18 +2,28 @@
 
 from labelflow.tasks.annotation import Annotate, annotate_data, make_annotator
 from labelflow.tasks.classify import Classification, Recipe
-from labelflow.tasks.runs import Loaded, differences, evaluate_run, load_run, predict, train_run
+from labelflow.tasks.detect.task import DetectRecipe
+from labelflow.tasks.kinds import AnyRecipe
+from labelflow.tasks.predictions import detect, predict, segment
+from labelflow.tasks.runs import Loaded, differences, evaluate_run, load_any, load_run, train_run
+from labelflow.tasks.segment.task import SegmentRecipe
 
 __all__ = [
     "Annotate",
+    "AnyRecipe",
     "Classification",
+    "DetectRecipe",
     "Loaded",
     "Recipe",
+    "SegmentRecipe",
     "annotate_data",
+    "detect",
     "differences",
     "evaluate_run",
+    "load_any",
     "load_run",
     "make_annotator",
     "predict",
+    "segment",
     "train_run",
 ]

@@ -4,7 +4,7 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
-from labelflow.engine import Training
+from labelflow.engine import Details, Training
 from labelflow.guides import Mixing, Scene
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
+from labelflow.tasks.parts import Changeable
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Changeable):
     """Everything that decides what a run computes."""
 
     model: str = "deit_small_patch16_224"
@@ -44,30 +45,24 @@ class Recipe:
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
-    def change(self, **settings: Any) -> "Recipe":
-        """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
-        parts = {}
-        for name in ("data", "training"):
-            part = getattr(self, name)
-            own = {one.name for one in fields(part)} & settings.keys()
-            parts[name] = replace(part, **{key: settings.pop(key) for key in own})
-        return replace(self, **settings, **parts)
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.mixer}, {self.target}"
 
 
 class Evaluation:
     """What an evaluation needs: samples, and what to count."""
 
-    def __init__(self, data: Data, batch: int, tell: Callable[[str], None] = print) -> None:
-        self.data, self.eval_batch = data, batch
-        self.eval_source = open_source(data, "val")
-        self.unreadable = Unreadable(data.skip_unreadable, tell)
+    def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
+        self.recipe = recipe
+        self.eval_source = open_source(recipe.data, "val")
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell)
         self._loader: Iterable[Batch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
         if self._loader is None:  # its workers live on
-            self._loader = eval_batches(
-                self.eval_source, self.data, batch=self.eval_batch, rank=rank, processes=processes
-            )
+            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            self._loader = eval_batches(self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes)
         return self._loader
 
     def measure(self, student: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -81,6 +76,9 @@ class Evaluation:
         percent = {name: 100 * float(sums[name]) / samples for name in ("top1", "top5")}
         return {**percent, "loss": float(sums["loss"]) / samples}
 
+    def details(self) -> Details:
+        return {}
+
 
 class Classification(Evaluation):
     """A classifier of a recipe on its data."""
@@ -88,22 +86,17 @@ class Classification(Evaluation):
     headline = "top1"
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
-        self.recipe = recipe
         self.mixing = Mixing(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
         _check_labels(recipe, self.target)
-        super().__init__(recipe.data, recipe.training.eval_batch or recipe.training.group, tell)
+        super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train")
         self.classes = list(self.train_source.classes)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
-        if self.samples < recipe.training.batch:
-            raise ValueError(
-                f"a batch of {recipe.training.batch} is more than the {self.samples} training samples; choose a "
-                "smaller --batch (and --group)"
-            )
+        check_batch(recipe.training, self.samples)
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
-        _check_colours(recipe, self.model_name)
+        check_colours(self.model_name, recipe.start, recipe.data.mean, recipe.data.std)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
         if recipe.training.checkpointing:
@@ -114,8 +107,16 @@ class Classification(Evaluation):
 
     @property
     def card(self) -> dict[str, Any]:
-        """What `timm.create_model(name, checkpoint_path=…, **arguments)` needs, and the names of the classes."""
-        return {"model": self.model_name, "arguments": self.model_arguments, "classes": self.classes}
+        """What `timm.create_model(name, checkpoint_path=…, **arguments)` needs, the names of the classes, and what must
+        be the same when a run goes on."""
+        return {
+            "model": self.model_name,
+            "arguments": self.model_arguments,
+            "classes": self.classes,
+            "samples": self.samples,
+            "labels": self.labels,
+            "guide_parameters": self.mixing.parameters,
+        }
 
     def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
         training = self.recipe.training
@@ -195,15 +196,20 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
     return name, arguments | given
 
 
-def _check_colours(recipe: Recipe, name: str) -> None:
+def check_batch(training: Training, samples: int) -> None:
+    if samples < training.batch:
+        raise ValueError(
+            f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
+            "(and --group)"
+        )
+
+
+def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """timm's weights know images that were normalised in their way."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    seen = recipe.data
-    if cfg is None or recipe.start not in ("pretrained", "packaged"):
-        return
-    if (tuple(cfg.mean), tuple(cfg.std)) != (seen.mean, seen.std):
-        mean, std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
-        raise ValueError(f"timm's weights of {name} expect other colours: --mean {mean} --std {std}")
+    if cfg is not None and start in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
+        wanted_mean, wanted_std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
+        raise ValueError(f"timm's weights of {name} expect other colours: --mean {wanted_mean} --std {wanted_std}")
 
 
 def weights_file(start: str) -> str:

@@ -3,32 +3,32 @@
 import platform
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import accelerate
 import timm
 import torch
 import torchvision
 from accelerate import Accelerator
-from PIL import Image
 from torch import nn
 
-from labelflow.align import Student
-from labelflow.data import Data, check_groups, eval_transform
-from labelflow.engine import Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.data import check_groups
+from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import create, load_exactly
-from labelflow.tasks.classify import Classification, Evaluation, Recipe, check_classes, weights_file
+from labelflow.tasks.classify import Recipe, check_classes, weights_file
+from labelflow.tasks.kinds import KINDS, AnyRecipe, kind_of
 
+AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # What may change when a run goes on: it changes what is kept and shown, not what is computed.
 FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
 def train_run(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     folder: Path,
     resume: bool,
     name: str = "",
@@ -41,35 +41,22 @@ def train_run(
     free: settings that may have changed since the run began. last: whether launched processes part afterwards.
     """
     accelerator = make_accelerator(recipe.training, folder)
-    run = Run(folder)
+    run, kind = Run(folder), kind_of(recipe)
     check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
     _check_folder(run, recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
-        progress.say(f"{name or 'training'}: {recipe.model}, {recipe.mixer}, {recipe.target}, in {folder}")
+        progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
         with accelerator.local_main_process_first():  # which downloads what is not there
-            task = Classification(recipe, progress.say)
+            task = kind.task(recipe, progress.say)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        card = {
-            **task.card,
-            "samples": task.samples,
-            "labels": task.labels,
-            "parameters": parameters,
-            "guide_parameters": task.mixing.parameters,
-        }
+        card = {"task": kind.name, **task.card, "parameters": parameters}
         if (run / "model.json").exists():
-            before = run.read("model.json")
-            check_classes(before["classes"], task.classes, f"the data for {folder}")
-            if before["samples"] != task.samples:
-                raise ValueError(
-                    f"{folder} began with {before['samples']} training samples; now there are {task.samples}"
-                )
-            if before.get("labels", "") != task.labels:
-                raise ValueError(f"{folder} began with other dense labels than {recipe.data.labels} holds now")
+            _check_card(run.read("model.json"), card, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
-            run.write("recipe.json", {"name": name, **asdict(recipe)})
+            run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
             run.write("model.json", card)
             run.write("environment.json", environment(accelerator))
         accelerator.wait_for_everyone()
@@ -94,59 +81,85 @@ def train_run(
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Loaded(Generic[AnyRecipeType]):
     """A run as it can be used."""
 
-    recipe: Recipe
+    recipe: AnyRecipeType
     classes: list[str]
     model: nn.Module
 
 
-def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded:
+def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded[Recipe]:
     """The model of a run, in eval mode. weights: best (or last, before the first evaluation), last, or a file."""
+    loaded: Loaded[Recipe] = load_any(folder, weights, "train", image_size)
+    return loaded
+
+
+def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_size: int = 0) -> Loaded[Any]:
+    """The same, of any task. kind: the one that it must be of. image_size: of a classifier."""
     run = Run(folder)
-    recipe, card = read_recipe(run), run.read("model.json")
+    recipe, card = read_any_recipe(run, kind), run.read("model.json")
     known = {"best": weights_file(str(folder)), "last": str(run / "last.safetensors")}
-    file, arguments = known.get(weights, weights), card["arguments"]
+    file, arguments = known.get(weights, weights), card.get("arguments", {})
     if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
         model = create(card["model"], start=file, **{**arguments, "img_size": image_size})
     else:
-        model = load_exactly(create(card["model"], **arguments), file)
+        model = load_exactly(kind_of(recipe).build(recipe, card), file)
     return Loaded(recipe, card["classes"], model.eval())
 
 
 def read_recipe(run: Run) -> Recipe:
+    """Of a classifier."""
+    recipe: Recipe = read_any_recipe(run, "train")
+    return recipe
+
+
+def read_any_recipe(run: Run, kind: str = "") -> Any:
+    """Of any task, or of the one that it must be."""
     values = run.read("recipe.json")
     try:
-        seen: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values["data"].items()}
-        own = {one.name: values[one.name] for one in fields(Recipe) if one.name not in ("data", "training")}
-        return Recipe(**own, data=Data(**seen), training=Training(**values["training"]))
+        own = KINDS[values.get("task", "train")]
+        recipe = _from_json(own.recipe, values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
+    if kind and own.name != kind:
+        raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
+    return recipe
+
+
+def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
+    """A dataclass of what `asdict` made of it."""
+    settings = {}
+    for field in fields(kind):
+        if field.name in values:
+            value = values[field.name]
+            if isinstance(value, dict):
+                value = _from_json(field.default_factory, value)  # type: ignore[arg-type]  # the part's own class
+            settings[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**settings)
 
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
-    """The metrics of a run's model on its own evaluation data, or with other settings of Data (`data="folder"`)."""
-    loaded = load_run(folder, weights, changes.get("image_size", 0))
-    training = loaded.recipe.training
-    accelerator = make_accelerator(training)
+    """The metrics of a run's model on its own evaluation data, or with other settings (`data="folder"`)."""
+    return evaluate_in_detail(folder, weights, **changes).metrics
+
+
+class InDetail(NamedTuple):
+    metrics: dict[str, float]
+    classes: Details  # the metrics of each class, where a task has such
+
+
+def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> InDetail:
+    """The same, and the metrics of each class."""
+    image_size = changes.get("image_size", 0)
+    loaded = load_any(folder, weights, image_size=image_size)
+    recipe, kind = loaded.recipe.change(**changes), kind_of(loaded.recipe)
+    accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
-        data = replace(loaded.recipe.data, **changes)
-        task = Evaluation(data, training.eval_batch or training.group, progress.say)
-        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {data.data}")
-        return evaluate(task, accelerator.prepare(Student(loaded.model)), accelerator, progress.evaluating)
-
-
-@torch.no_grad()
-def predict(loaded: Loaded, images: list[Image.Image], top: int = 5) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each image, with their probabilities."""
-    transform = eval_transform(loaded.recipe.data)
-    logits = loaded.model(torch.stack([transform(image) for image in images]))
-    values, places = logits.softmax(1).topk(min(top, len(loaded.classes)))
-    return [
-        [(loaded.classes[place], value) for place, value in zip(*row, strict=True)]
-        for row in zip(places.tolist(), values.tolist(), strict=True)
-    ]
+        task = kind.evaluation(recipe, progress.say)
+        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.data}")
+        student = accelerator.prepare(kind.student(loaded.model))
+        return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
 
 
 def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -180,12 +193,24 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _check_folder(run: Run, recipe: Recipe, resume: bool, free: Collection[str]) -> None:
+def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """The data is what it was when the run began."""
+    check_classes(before["classes"], now["classes"], f"the data for {folder}")
+    if before["samples"] != now["samples"]:
+        raise ValueError(f"{folder} began with {before['samples']} training samples; now there are {now['samples']}")
+    if before.get("labels", "") != now.get("labels", ""):
+        raise ValueError(f"{folder} began with other dense labels than there are now")
+
+
+def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> None:
     if not (run / "recipe.json").exists():
         return
     if not resume:
         raise ValueError(f"{run.folder} holds a run already; go on with --resume, or choose another --out")
-    changed = [change for change in differences(read_recipe(run), recipe) if change[0] not in free]
+    before = read_any_recipe(run)
+    if type(before) is not type(recipe):
+        raise ValueError(f"{run.folder} is the run of a {kind_of(before).what}; choose another --out")
+    changed = [change for change in differences(before, recipe) if change[0] not in free]
     if changed:
         told = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
         raise ValueError(

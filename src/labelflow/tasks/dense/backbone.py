@@ -3,20 +3,19 @@
 Shapes: B batch, C channels, H×W the image, h×w a map, N tokens.
 """
 
-import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
-import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d, resample_abs_pos_embed
-from timm.models import checkpoint, model_entrypoint, swin_transformer, swin_transformer_v2
+from timm.layers import LayerNorm2d
+from timm.models import model_entrypoint, swin_transformer, swin_transformer_v2
 from torch import Tensor, nn
 
 from labelflow.engine.run import Run
-from labelflow.models import lvvit, pvt
+from labelflow.models import lvvit
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.classify import weights_file
@@ -29,15 +28,17 @@ ANY_SIZE: dict[str, dict[str, Any]] = {  # by the file of a model: with which ar
     **dict.fromkeys(("vision_transformer", "deit", "lvvit"), _VIT),
     "pvt": {},
 }
-# Their stages end in a residual sum: each level gets a LayerNorm of its own.
-NORMED = {"swin_transformer", "swin_transformer_v2", "convnext"}
+# Their stages end in a residual sum: each level gets a LayerNorm of its own, with the ε of the others.
+NORMED = {"swin_transformer": 1e-5, "swin_transformer_v2": 1e-5, "convnext": 1e-6}
+OTHER_TASKS = {"segment": "segmenter", "detect": "detector"}  # whose runs are no classifier's
 
 
 class Levels(nn.Module):
     """A model without its classifier and final norm, whose features come out as maps, the finest first.
 
     `levels(images)`: (B, 3, H, W) -> a (B, channels[i], h, w) for each level, with cells of strides[i] pixels. Images
-    are padded with zeros to multiples of `unit` on the right and below. `levels.model` keeps the classifier's names.
+    are padded with zeros on the right and below, to whole cells of the coarsest level: all maps show the same.
+    `levels.model` keeps the classifier's names.
     """
 
     def __init__(
@@ -48,22 +49,19 @@ class Levels(nn.Module):
         indices: list[int],  # of the blocks or stages that the levels come from
         channels: list[int],
         strides: list[float],
-        unit: int,
     ) -> None:
         super().__init__()
         self.model, self.outs = model, nn.ModuleList(outs)
-        self.indices, self.channels, self.strides, self.unit = indices, channels, strides, unit
+        self.indices, self.channels, self.strides = indices, channels, strides
+        self.spec = ""  # the backbone, for `make_levels` to make the same again, with random weights
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        height, width = images.shape[2:]
-        padded = F.pad(images, (0, -width % self.unit, 0, -height % self.unit))
-        return [out(features) for out, features in zip(self.outs, self._features(padded), strict=True)]
-
-    def _features(self, images: Tensor) -> list[Tensor]:
         model: Any = self.model
-        if isinstance(model, pvt.PyramidVisionTransformer):
-            return [features for i, features in enumerate(_pvt_features(model, images)) if i in self.indices]
-        return model.forward_intermediates(images, indices=self.indices, intermediates_only=True)
+        height, width = images.shape[2:]
+        unit = int(max(self.strides))
+        padded = F.pad(images, (0, -width % unit, 0, -height % unit))
+        features = model.forward_intermediates(padded, indices=self.indices, intermediates_only=True)
+        return [out(one) for out, one in zip(self.outs, features, strict=True)]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.model.set_grad_checkpointing(enable)  # type: ignore[operator]
@@ -97,32 +95,86 @@ PADDED = {
 
 
 def make_levels(backbone: str, start: str = "", drop_path: float = 0.0, image_size: int = 0, count: int = 4) -> Levels:
-    """The levels of a backbone by its name: strides 4, 8, 16, 32 of a model in stages; of a plain ViT those of its
-    neck. count: 4, or 2 for an FCN: the last two, for which a plain ViT has other layers.
+    """The levels of a backbone: strides 4, 8, 16, 32 of a model in stages; of a plain ViT those of its neck.
 
-    start: '', 'pretrained', 'packaged', a checkpoint file, or the folder of a run, which says the model's arguments,
-    too. image_size: for which positions are learned, if there are such; 0: that of the backbone. Images of other sizes
-    get them interpolated.
+    backbone: a timm model, with arguments where wanted, or the folder of a classifier's run, whose model and weights
+    are taken. start: a timm model's weights, '', 'pretrained', 'packaged', a checkpoint file, or a run of the same
+    model, which says the model's arguments, too. image_size: for which positions are learned, if there are such; 0:
+    that of the backbone. Images of other sizes get them interpolated. count: 4, or 2 for an FCN: the last two, for
+    which a plain ViT has other layers.
 
     >>> levels = make_levels("pvt_v2_b0")
     >>> levels.channels, levels.strides
     ([32, 64, 160, 256], [4, 8, 16, 32])
     """
-    name, given = parse(backbone)
+    name, arguments, weights = resolve(backbone, start, image_size)
     family = _family(name)
-    arguments = {**_run_arguments(name, start), **ANY_SIZE.get(family, {}), "drop_path_rate": drop_path}
-    if image_size and family in ANY_SIZE:
-        arguments["img_size"] = image_size
-    arguments |= given
-    model: Any = create(name, start=weights_file(start), **arguments)
-    if _is_plain(model):
-        levels = _plain_levels(model, count)
-    else:
-        levels = _stage_levels(model, count, LayerNorm2d if family in NORMED else nn.Identity)
-    _strip(model, levels.indices)
+    model: Any = create(name, weights, **{**ANY_SIZE.get(family, {}), "drop_path_rate": drop_path, **arguments})
+    levels = _plain_levels(model, count) if _is_plain(model) else _stage_levels(model, count, NORMED.get(family))
+    levels.spec = Backbone(name, arguments, "").spec
+    model.prune_intermediate_layers(levels.indices, prune_norm=True, prune_head=True)
+    if list(getattr(model, "head", nn.Identity()).parameters()):  # ConvNeXt's has a norm
+        model.head = nn.Identity()
     for module in model.modules():
         module.__class__ = PADDED.get(type(module), type(module))
     return levels
+
+
+class Backbone(NamedTuple):
+    """What to make, and from which weights to start: as `labelflow.models.create.create` takes it."""
+
+    name: str
+    arguments: dict[str, Any]
+    weights: str
+
+    @property
+    def spec(self) -> str:
+        """Name and arguments in words.
+
+        >>> Backbone("pvt_v2_b0", {"depths": [1, 1, 2, 1]}, "").spec
+        'pvt_v2_b0(depths=[1, 1, 2, 1])'
+        """
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+
+def resolve(backbone: str, start: str = "", image_size: int = 0) -> Backbone:
+    """What a backbone and its start mean. Arguments: those of a run, the image size, those that were asked for; each
+    goes before the ones that come earlier."""
+    given: dict[str, Any] = {}
+    learned: dict[str, Any] = {}
+    if _is_run(backbone):
+        if start:
+            raise ValueError(f"the run {backbone} brings its own weights: leave --start away, or name a model")
+        name, learned = _run_model(backbone)
+        start = backbone
+    else:
+        name, given = parse(backbone)
+        if start and Path(start).is_dir():
+            trained, learned = _run_model(start)
+            if trained != name:
+                raise ValueError(
+                    f"{start} is a run of {trained}, not of {name}: give the run itself as --backbone, without --start"
+                )
+    size = {"img_size": image_size} if image_size and _family(name) in ANY_SIZE else {}
+    return Backbone(name, {**learned, **size, **given}, weights_file(start))
+
+
+def _is_run(backbone: str) -> bool:
+    if timm.is_model(backbone):
+        return False
+    if "/" in backbone.partition("(")[0] and not Path(backbone).is_dir():
+        raise ValueError(f"there is no folder {backbone}; a backbone is a timm model or the folder of a run")
+    return Path(backbone).is_dir()
+
+
+def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a run's model, without those that are the classifier's alone."""
+    card = Run(folder).read("model.json")
+    if card.get("task") in OTHER_TASKS:
+        raise ValueError(f"{folder} is a {OTHER_TASKS[card['task']]}'s run; a backbone comes from a classifier's")
+    kept = {key: value for key, value in card["arguments"].items() if key not in ("num_classes", "drop_path_rate")}
+    return card["model"], kept
 
 
 def _family(name: str) -> str:
@@ -136,16 +188,6 @@ def _family(name: str) -> str:
             "and timm's convolutional ones and pvt_v2"
         )
     return family
-
-
-def _run_arguments(name: str, start: str) -> dict[str, Any]:
-    """With which a run made its model, if that is where to start."""
-    if not start or not Path(start).is_dir():
-        return {}
-    card = Run(start).read("model.json")
-    if card["model"] != name:
-        raise ValueError(f"{start} is a run of {card['model']}, not of {name}: name the same model as backbone")
-    return dict(card["arguments"])
 
 
 def _is_plain(model: nn.Module) -> bool:
@@ -165,16 +207,13 @@ def _plain_levels(model: Any, count: int) -> Levels:
     make = fcn_side_layers if count == 2 else side_layers if isinstance(model, lvvit.LVViT) else multi_level_neck
     outs, channels, scales = make(width)
     strides = [_number(patch / scale) for scale in scales]
-    return Levels(model, outs, indices=indices[-count:], channels=channels, strides=strides, unit=patch)
+    return Levels(model, outs, indices=indices[-count:], channels=channels, strides=strides)
 
 
-def _stage_levels(model: Any, count: int, norm: Callable[[int], nn.Module]) -> Levels:
-    """Of the last block at each of the strides 4, 8, 16, 32."""
-    if isinstance(model, pvt.PyramidVisionTransformer):
-        found = {4 << i: (i, positions.shape[-1]) for i, (_, positions, _) in enumerate(model.stages)}
-    else:
-        infos = getattr(model, "feature_info", []) if hasattr(model, "forward_intermediates") else []
-        found = {info["reduction"]: (i, info["num_chs"]) for i, info in enumerate(infos)}
+def _stage_levels(model: Any, count: int, epsilon: float | None) -> Levels:
+    """Of the last block at each of the strides 4, 8, 16, 32. epsilon: that of a norm on each level, if there is one."""
+    infos = getattr(model, "feature_info", []) if hasattr(model, "forward_intermediates") else []
+    found = {info["reduction"]: (i, info["num_chs"]) for i, info in enumerate(infos)}
     strides = [4, 8, 16, 32][-count:]
     if not set(strides) <= found.keys():
         raise ValueError(
@@ -182,40 +221,8 @@ def _stage_levels(model: Any, count: int, norm: Callable[[int], nn.Module]) -> L
             "PVT or ConvNeXt, or a ViT, DeiT or LV-ViT"
         )
     indices, channels = ([found[stride][part] for stride in strides] for part in (0, 1))
-    pads_itself = any(type(module) in PADDED for module in model.modules())
-    unit = model.patch_embed.patch_size[0] if pads_itself else strides[-1]
-    outs = map(norm, channels)
-    return Levels(model, outs, indices=indices, channels=channels, strides=list(strides), unit=unit)
-
-
-def _strip(model: nn.Module, indices: list[int]) -> None:
-    """Leaves away what no level depends on: every parameter that stays gets a gradient."""
-    own: Any = model
-    if isinstance(model, pvt.PyramidVisionTransformer):
-        own.norm = nn.Identity()
-        own.reset_classifier(0)
-    else:
-        own.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
-    if list(getattr(own, "head", nn.Identity()).parameters()):  # ConvNeXt's has a norm
-        own.head = nn.Identity()
-
-
-def _pvt_features(model: pvt.PyramidVisionTransformer, x: Tensor) -> Iterable[Tensor]:
-    """Each stage's map, (B, C, h, w). The class token takes part in the last stage, as in training."""
-    for i, (patch_embed, positions, blocks) in enumerate(model.stages):
-        x = patch_embed(x)  # (B, h, w, C)
-        grid = (x.shape[1], x.shape[2])
-        tokens = x.flatten(1, 2)  # (B, N, C)
-        extra = positions.shape[1] - math.prod(model.grids[i])
-        if extra:
-            tokens = torch.cat([model.cls_token.expand(len(x), -1, -1), tokens], 1)
-        tokens = model.pos_drop(
-            tokens + resample_abs_pos_embed(positions, list(grid), list(model.grids[i]), extra, "bilinear", False)
-        )
-        for block in blocks:
-            tokens = checkpoint(block, tokens, grid) if model.grad_checkpointing else block(tokens, grid)
-        x = tokens[:, extra:].unflatten(1, grid).permute(0, 3, 1, 2).contiguous()
-        yield x
+    norm: Callable[[int], nn.Module] = partial(LayerNorm2d, eps=epsilon) if epsilon else nn.Identity
+    return Levels(model, map(norm, channels), indices=indices, channels=channels, strides=[*strides])
 
 
 def _number(value: float) -> float:

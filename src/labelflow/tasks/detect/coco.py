@@ -22,14 +22,15 @@ def read_annotations(file: Path) -> Entry:
     """The content of a COCO file whose parts fit together."""
     try:
         content = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
-    missing = [key for key in FIELDS if not isinstance(content, dict) or key not in content]
+    missing = [key for key in FIELDS if not isinstance(content, dict) or not isinstance(content.get(key), list)]
     if missing:
-        raise ValueError(f"{file} is not in COCO's format: it has no {', '.join(missing)}")
+        raise ValueError(f"{file} is not in COCO's format: it has no {', no '.join(missing)}; each must be a list")
     ids = {}
     for key, fields in FIELDS.items():
-        lacking = [entry for entry in content[key] if not {"id", *fields} <= entry.keys()]
+        needed = {"id", *fields}
+        lacking = [entry for entry in content[key] if not isinstance(entry, dict) or not needed <= entry.keys()]
         if lacking:
             raise ValueError(f"{file}: each of {key} needs id, {', '.join(fields)}; one is {str(lacking[0])[:200]}")
         numbers = [entry["id"] for entry in content[key]]
@@ -49,7 +50,7 @@ def read_annotations(file: Path) -> Entry:
 
 def box_problem(box: list[float], size: tuple[int, int]) -> str:
     """What is wrong with a box, [left, top, width, height], in an image of (H, W)."""
-    if len(box) != 4 or not all(math.isfinite(side) for side in box):
+    if not _numbers(box) or len(box) != 4:
         return "should be four numbers: left, top, width, height"
     left, top, width, height = box
     if width <= 0 or height <= 0:
@@ -65,14 +66,20 @@ def _mask_problem(segmentation: Any, size: tuple[int, int]) -> str:
     if not segmentation:
         return "is missing: give a segmentation, polygons or run lengths"
     if isinstance(segmentation, list):
-        short = any(len(polygon) < 6 or len(polygon) % 2 for polygon in segmentation)
-        return "has a polygon that is not three points or more, x and y of each" if short else ""
-    told, counts = tuple(segmentation.get("size", ())), segmentation.get("counts")
-    if told != tuple(size):
-        return f"has size {list(told)}, but its image {list(size)} (height, width)"
-    if isinstance(counts, list) and sum(counts) != size[0] * size[1]:
-        return f"tells of {sum(counts)} pixels, but its image has {size[0] * size[1]}"
+        good = all(_numbers(polygon) and len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in segmentation)
+        return "" if good else "has a polygon that is not a list of three points or more, x and y of each"
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        return "is neither a list of polygons nor run lengths with size and counts"
+    told, counts = segmentation["size"], segmentation["counts"]
+    if told != list(size):
+        return f"has size {told}, but its image {list(size)} (height, width)"
+    if isinstance(counts, list) and (not _numbers(counts) or min(counts) < 0 or sum(counts) != size[0] * size[1]):
+        return f"has counts that do not add up to the {size[0] * size[1]} pixels of its image"
     return ""
+
+
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(one, int | float) and math.isfinite(one) for one in values)
 
 
 def draw(segmentation: Any, size: tuple[int, int]) -> np.ndarray:

@@ -63,8 +63,9 @@ class Coco:
                 self.objects[entry["image_id"]].append(entry)
         everything = sorted(self.content["images"], key=lambda entry: entry["id"])
         self.images = [entry for entry in everything if not training or keep_empty or self.objects[entry["id"]]]
-        if not self.images or (training and not any(self.objects.values())):
-            raise ValueError(f"{file} has no {'objects to train on' if everything else 'images'}")
+        if not any(self.objects.values()):
+            what = f"objects to {'train' if training else 'evaluate'} on: crowds are none" if everything else "images"
+            raise ValueError(f"{file} has no {what}")
         self.folder = images = images or find_images(file, self.images[0]["file_name"])
         present = {path.relative_to(images).as_posix() for path in images.rglob("*") if path.is_file()}
         absent = [entry["file_name"] for entry in self.images if entry["file_name"] not in present]

@@ -1,5 +1,6 @@
 """Average precision as COCO defines it, by its maintained evaluator, faster-coco-eval."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,19 +56,32 @@ def as_results(found: dict[str, Tensor], number: int, categories: Sequence[int])
 
 def scores(truth: Entry, results: list[Entry], images: Sequence[int] | None = None) -> dict[str, float]:
     """`box_ap`, `box_ap50`, `box_ap75`, `mask_ap`, … in percent, over these images, or all."""
-    found: dict[str, float] = {}
-    for kind in KINDS:
-        evaluated = evaluate(truth, results, kind, images)
-        numbers = [0.0] * 3 if evaluated is None else evaluated.stats[:3]
-        found |= {f"{kind}_{name}": 100 * float(number) for name, number in zip(NAMES, numbers, strict=True)}
-    return found
+    return scores_and_classes(truth, results, images)[0]
 
 
 def per_class(
     truth: Entry, results: list[Entry], kind: str = "box", images: Sequence[int] | None = None
 ) -> dict[str, float]:
     """The AP of each class, in percent; nan for one that no image shows."""
-    evaluated = evaluate(truth, results, kind, images)
+    return _classes(evaluate(truth, results, kind, images), truth, images)
+
+
+def scores_and_classes(
+    truth: Entry, results: list[Entry], images: Sequence[int] | None = None
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """`scores`, and `per_class` as {class: {"box_ap": …, "mask_ap": …}}, from one evaluation of each kind."""
+    found: dict[str, float] = {}
+    classes: dict[str, dict[str, float]] = defaultdict(dict)
+    for kind in KINDS:
+        evaluated = evaluate(truth, results, kind, images)
+        numbers = [0.0] * len(NAMES) if evaluated is None else evaluated.stats[: len(NAMES)]
+        found |= {f"{kind}_{name}": 100 * float(number) for name, number in zip(NAMES, numbers, strict=True)}
+        for name, number in _classes(evaluated, truth, images).items():
+            classes[name][f"{kind}_ap"] = number
+    return found, dict(classes)
+
+
+def _classes(evaluated: Any, truth: Entry, images: Sequence[int] | None) -> dict[str, float]:
     names = {entry["id"]: str(entry["name"]) for entry in truth["categories"]}
     if evaluated is None:
         seen = {one["category_id"] for one in _objects(truth, images)}

@@ -7,6 +7,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+from torchvision.transforms.v2 import functional as T
 
 from labelflow.tasks.dense.backbone import make_levels
 from labelflow.tasks.detect.boxes import Size
@@ -14,6 +15,7 @@ from labelflow.tasks.detect.cascade import Cascade, Target
 from labelflow.tasks.detect.pooling import STRIDES, paste
 from labelflow.tasks.detect.proposals import LOSSES, Pyramid, region_proposals
 from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.segment.sliding import fit
 
 OUTSIDE = 0.5  # pixels by which a box may leave its image: rounding
 
@@ -42,12 +44,19 @@ def make_detector(
         raise ValueError(
             f"a detector needs levels at strides 4, 8, 16 and 32; those of {backbone} are {levels.strides}"
         )
-    resizing = Resizing(short_side, long_side, list(mean), list(std), size_divisible=32, _skip_resize=True)
+    resizing = Resizing(short_side, long_side, list(mean), list(std), size_divisible=32)
     return CascadeMaskRCNN(levels, levels.channels, classes, resizing, sizes or Sizes())
 
 
 class Resizing(GeneralizedRCNNTransform):
     """Images are normalised and padded, in evaluation also resized; detections go back to the size of the image."""
+
+    def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
+        """As training images are resized before they come here: torchvision would not smooth what becomes smaller."""
+        if self.training:
+            return image, target
+        size = fit((image.shape[1], image.shape[2]), self.min_size[0], self.max_size)
+        return T.resize(image, list(size), antialias=True), target
 
     def postprocess(
         self, result: list[dict[str, Tensor]], image_shapes: list[Size], original_image_sizes: list[Size]

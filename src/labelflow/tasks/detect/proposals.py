@@ -12,8 +12,8 @@ from labelflow.tasks.detect.pooling import STRIDES
 from labelflow.tasks.detect.sizes import Sizes
 
 ALL_STRIDES = (*STRIDES, 2 * STRIDES[-1])
-SCALE = 8  # of an anchor, in strides
 RATIOS = 0.5, 1.0, 2.0  # of its height to its width
+IGNORED = -1  # the label of an anchor that nothing is learned from
 LOSSES = {"loss_objectness": "region_class", "loss_rpn_box_reg": "region_box"}  # torchvision's names, and ours
 
 
@@ -37,8 +37,9 @@ class Anchors(AnchorGenerator):
     """Three boxes around each place, of the very size and stride: torchvision's own are rounded, and its strides
     guessed from the sizes of levels, which is wrong where a level has been padded."""
 
-    def __init__(self) -> None:
-        super().__init__(tuple((SCALE * stride,) for stride in ALL_STRIDES), (RATIOS,) * len(ALL_STRIDES))
+    def __init__(self, side: int = Sizes.anchor) -> None:
+        """side: in strides"""
+        super().__init__(tuple((side * stride,) for stride in ALL_STRIDES), (RATIOS,) * len(ALL_STRIDES))
 
     def generate_anchors(
         self,
@@ -76,11 +77,25 @@ class AnchorMatcher(Matcher):
         matches[chosen] = all_matches[chosen]
 
 
+class Regions(RegionProposalNetwork):
+    """Learns nothing from what a smaller image of a batch is padded with: places there are not drawn as background."""
+
+    def assign_targets_to_anchors(
+        self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        labels, truth = super().assign_targets_to_anchors(anchors, targets)
+        for label, boxes, target in zip(labels, anchors, targets, strict=True):
+            height, width = target["masks"].shape[1:]
+            outside = (boxes[:, :2] + boxes[:, 2:] >= 2 * boxes.new_tensor([width, height])).any(1)  # by their middles
+            label[outside & (label == 0)] = IGNORED
+        return labels, truth
+
+
 def region_proposals(sizes: Sizes) -> RegionProposalNetwork:
     """The network, with its settings."""
     most = {"training": 2 * sizes.proposals, "testing": sizes.proposals}
-    network = RegionProposalNetwork(
-        Anchors(),
+    network = Regions(
+        Anchors(sizes.anchor),
         RegionHead(sizes.channels, len(RATIOS)),
         fg_iou_thresh=0.7,
         bg_iou_thresh=0.3,

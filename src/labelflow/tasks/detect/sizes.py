@@ -15,6 +15,9 @@ class Sizes:
     """Boxes of an image that each stage is trained on."""
     proposals: int = 1000
     """Boxes of an image that are looked at in evaluation; twice as many are chosen from in training."""
+    anchor: int = 8
+    """The side of an anchor, in strides: of 4 pixels on the finest level, of 64 on the coarsest. Less for images so
+    small that most objects in them are smaller than 32 pixels."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

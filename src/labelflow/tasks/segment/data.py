@@ -4,6 +4,8 @@ Sizes and class ids are checked when a source is opened, before anything is trai
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,8 +112,13 @@ def check(source: Pairs, masks: int = 2000) -> None:
         for problem in threads.map(lambda index: _problem(source.pairs[index]), indices):
             if problem:
                 raise ValueError(problem)
-        for _ in threads.map(source.mask, indices[:: -(-len(source) // masks)]):
+        for _ in threads.map(partial(_check_mask, source), indices[:: -(-len(source) // masks)]):
             pass
+
+
+def _check_mask(source: Pairs, index: int) -> None:
+    with suppress(OSError):  # a damaged file is told when it is read, and skipped if that is allowed
+        source.mask(index)
 
 
 def _problem(pair: tuple[Path, Path]) -> str:
@@ -123,7 +130,7 @@ def _problem(pair: tuple[Path, Path]) -> str:
                 size = file.size[::-1]
                 turned = path == pair[0] and file.getexif().get(EXIF_TURN, 1) > 4
         except OSError:
-            return ""  # told when it is read, and skipped if that is allowed
+            return ""  # as above
         sizes.append(size[::-1] if turned else size)
     return _misfit(pair, *sizes) if sizes[0] != sizes[1] else ""
 

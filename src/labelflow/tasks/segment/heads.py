@@ -45,6 +45,11 @@ class UperHead(nn.Module):
         maps = [smooth(level) for smooth, level in zip(self.smooth, reversed(rest), strict=True)] + [coarsest]
         return self.classify(self.fuse(torch.cat([resize(one, maps[0]) for one in maps], 1)))
 
+    def can_norm(self, images: int) -> bool:
+        """Whether its norms, which see one pixel of each image, can work on a batch: in training, one image has no
+        spread, unless other processes have more."""
+        return images > 1 or not any(isinstance(one, nn.BatchNorm2d) and one.training for one in self.pools.modules())
+
 
 class FCNHead(nn.Module):
     """A few 3×3 convolutions on one level: (B, channels, h, w) -> (B, K, h, w)."""

@@ -51,7 +51,7 @@ def _folder(root: Path, data: SegmentData, split: str) -> Layout:
     """images/ and masks/, each with train/ and val/ or not, or within train/ and val/."""
     names = _class_names(root, data)
     first = int(0 in data.void)
-    if any(first <= value < first + len(names) or value > 255 for value in data.void if value):
+    if any(first <= value < first + len(names) or not 0 <= value <= 255 for value in data.void if value):
         raise ValueError(
             f"void {data.void} takes values away from the {len(names)} classes, {first} to {first + len(names) - 1}"
         )

@@ -35,6 +35,10 @@ class Segmenter(nn.Module):
 
     def forward(self, images: Tensor) -> Scores:
         size, strides = images.shape[2:], self.levels.strides
+        if isinstance(self.head, UperHead) and not self.head.can_norm(len(images)):
+            raise ValueError(
+                "UperNet can't train on one image, of which its batch norm sees one pixel: give it at least two images"
+            )
         maps = self.levels(images)
         if isinstance(self.head, UperHead):
             logits = enlarge(self.head(maps), strides[0], size)
@@ -65,10 +69,10 @@ def make_segmenter(
     image_size: int = 0,
     width: int = 0,
 ) -> Segmenter:
-    """A segmenter of the papers' sizes, which are counted at an image_size of 512. start: the backbone's weights, as
-    for a classifier, or a run's folder. width: channels of the heads; 0: as published. The rest: see `make_levels`.
+    """A segmenter of the papers' sizes, which are counted at an image_size of 512. width: channels of the heads; 0: as
+    published. The rest: see `make_levels`.
 
-    With UperNet, a batch norm sees one pixel of each image: train on two images a process at least.
+    With UperNet, a batch norm sees one pixel of each image: train on at least two images a process.
 
     >>> segmenter = make_segmenter("pvt_v2_b0", "fcn", classes=11).eval()
     >>> segmenter(torch.zeros(1, 3, 90, 120)).logits.shape
@@ -81,23 +85,18 @@ def make_segmenter(
     levels = make_levels(backbone, start, drop_path, image_size, count=4 if head == "upernet" else 2)
     channels = levels.channels
     is_lvvit = isinstance(levels.model, lvvit.LVViT)
-    has_neck = isinstance(levels.outs[-1], Rescaled)
-    lvvit_width = 512 if head == "upernet" and channels[0] >= 768 else 256  # 512: LV-ViT-L
-    auxiliary_width = width or (lvvit_width if is_lvvit else 256)
-    head_width = width or (256 if head == "fcn" else lvvit_width if is_lvvit else 512)
-    at = len(channels) - (1 if has_neck else 2)
-    return Segmenter(
-        levels,
-        UperHead(channels, classes, head_width)
-        if head == "upernet"
-        else FCNHead(channels[-1], classes, head_width, depth=2),
-        FCNHead(channels[at], classes, auxiliary_width),
-        at,
-    )
+    large = is_lvvit and head == "upernet" and channels[0] >= 768  # LV-ViT-L
+    auxiliary_width = width or (512 if large else 256)
+    at = len(channels) - (1 if isinstance(levels.outs[-1], Rescaled) else 2)
+    auxiliary = FCNHead(channels[at], classes, auxiliary_width)
+    if head == "fcn":
+        return Segmenter(levels, FCNHead(channels[-1], classes, width or 256, depth=2), auxiliary, at)
+    head_width = auxiliary_width if is_lvvit else width or 512
+    return Segmenter(levels, UperHead(channels, classes, head_width), auxiliary, at)
 
 
 def enlarge(logits: Tensor, stride: float, size: Sequence[int]) -> Tensor:
     """Scores of a map whose cells are `stride` pixels wide, for the pixels of an image: without the padding."""
     height, width = size
     whole = [round(side * stride) for side in logits.shape[2:]]
-    return F.interpolate(logits, whole, mode="bilinear")[..., :height, :width]
+    return F.interpolate(logits.float(), whole, mode="bilinear")[..., :height, :width]

@@ -57,9 +57,9 @@ def predict(model: Model, images: Tensor, how: Inference | None = None) -> Tenso
             logits = _ask(model, seen.flip(-1) if mirrored else seen, how).float()
             logits = logits.flip(-1) if mirrored else logits
             found = F.interpolate(logits, size, mode="bilinear", align_corners=False).softmax(1)
-            total = found if total is None else total + found
+            total = found if total is None else total.add_(found)
     assert total is not None
-    return total / (len(how.scales) * (1 + how.flips))
+    return total.div_(len(how.scales) * (1 + how.flips))
 
 
 def fit(size: tuple[int, int], short: int, long: int, scale: float = 1.0) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
@@ -28,46 +28,47 @@ class Batch(NamedTuple):
     """A group to train on."""
 
     images: Tensor  # (B, 3, crop, crop)
-    masks: Tensor  # (B, crop, crop) long: a class, or 255
+    masks: Tensor  # (B, crop, crop): a class, or 255; uint8 until it gets to a device, then long
     problems: list[str]  # samples that could not be read
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(self.images.to(device, non_blocking=True), self.masks.to(device, non_blocking=True), self.problems)
+        images, masks = (one.to(device, non_blocking=True) for one in self[:2])
+        return Batch(images, masks.long(), self.problems)
 
 
 class EvalBatch(NamedTuple):
     """Images of any sizes to evaluate on."""
 
     images: list[Tensor]  # (3, H, W) each
-    masks: list[Tensor]  # (H, W) long each; 255 everywhere where a sample does not count
+    masks: list[Tensor]  # (H, W) each, 255 everywhere where a sample does not count; uint8, then long, as above
     problems: list[str]
 
     def to(self, device: torch.device) -> "EvalBatch":
         images, masks = ([one.to(device, non_blocking=True) for one in part] for part in self[:2])
-        return EvalBatch(images, masks, self.problems)
+        return EvalBatch(images, [mask.long() for mask in masks], self.problems)
 
 
 def train_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
-    """Resized, cropped, flipped, recoloured, normalised, filled up: (3, crop, crop) and (crop, crop) long."""
+    """Resized, cropped, flipped, recoloured, normalised, filled up: (3, crop, crop) and (crop, crop) uint8."""
     scale = _uniform(generator, *data.ratio)
     size = list(fit((sample.mask.shape[0], sample.mask.shape[1]), data.short, data.long, scale))
-    image = T.resize(tv_tensors.Image(sample.image), size, antialias=True)
-    mask = tv_tensors.Mask(T.resize(sample.mask[None], size, v2.InterpolationMode.NEAREST_EXACT)[0])
-    box = draw_crop(mask, data.crop, data.most, generator)
-    image, mask = T.crop(image, *box), T.crop(mask, *box)
+    image = T.resize(sample.image, size, antialias=True)
+    mask = T.resize(sample.mask[None], size, v2.InterpolationMode.NEAREST_EXACT)[0]
+    top, left, height, width = draw_crop(mask, data.crop, data.most, generator)
+    image, mask = (one[..., top : top + height, left : left + width] for one in (image, mask))
     if _uniform(generator) < data.flip:
-        image, mask = T.horizontal_flip(image), T.horizontal_flip(mask)
-    colours = image.as_subclass(Tensor).float() / 255
+        image, mask = image.flip(-1), mask.flip(-1)
+    colours = image.float() / 255
     if data.photometric:
         colours = recolour(colours, generator)
     colours = T.normalize(colours, list(data.mean), list(data.std))
-    padding = [0, 0, data.crop - box[3], data.crop - box[2]]  # left, top, right, bottom
-    return T.pad(colours, padding, fill=0), T.pad(mask, padding, fill=VOID).as_subclass(Tensor).long()
+    padding = (0, data.crop - width, 0, data.crop - height)  # left, right, top, bottom
+    return F.pad(colours, padding), F.pad(mask, padding, value=VOID)
 
 
 def eval_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
     """At its own size, normalised."""
-    return T.normalize(sample.image.float() / 255, list(data.mean), list(data.std)), sample.mask.long()
+    return T.normalize(sample.image.float() / 255, list(data.mean), list(data.std)), sample.mask
 
 
 def draw_crop(mask: Tensor, crop: int, most: float, generator: Generator) -> tuple[int, int, int, int]:

@@ -1,0 +1,106 @@
+"""Segments and objects drawn over their images.
+
+Shapes: H×W pixels, N objects.
+"""
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+from labelflow.tasks.segment.metrics import VOID
+
+WIDTH, LINE = 384, 18  # of a picture, at least, and the height of a line of text, in pixels
+Colour = tuple[int, int, int]
+
+
+def draw_segments(image: Image.Image, classes: Tensor, names: Sequence[str], legend: bool = True) -> Image.Image:
+    """An image under the colours of its classes, (H, W), and which is which; 255 stays as it is."""
+    picture, pixels = _enlarged(image)
+    shown = sorted(set(classes.unique().tolist()) - {VOID})
+    masks = torch.stack([_resized(classes == number, picture) for number in shown]) if shown else torch.zeros(0)
+    if len(masks):
+        pixels = draw_segmentation_masks(pixels, masks, alpha=0.6, colors=[colour(number) for number in shown])
+    drawn = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    return _with_legend(drawn, [(names[number], colour(number)) for number in shown]) if legend else drawn
+
+
+def draw_objects(image: Image.Image, found: dict[str, Tensor], names: Sequence[str]) -> Image.Image:
+    """An image with its objects: boxes (N, 4), labels (N,), masks (N, H, W), and scores (N,) where there are some."""
+    picture, pixels = _enlarged(image)
+    labels = found["labels"].tolist()
+    if not labels:
+        return picture
+    colours = [colour(label) for label in labels]
+    masks = torch.stack([_resized(mask.bool(), picture) for mask in found["masks"]])
+    pixels = draw_segmentation_masks(pixels, masks, alpha=0.4, colors=colours)
+    told = [names[label] for label in labels]
+    if "scores" in found:
+        told = [f"{name} {100 * score:.0f} %" for name, score in zip(told, found["scores"].tolist(), strict=True)]
+    boxes = found["boxes"] * (picture.width / image.width)
+    pixels = draw_bounding_boxes(pixels, boxes, colors=colours, width=2)
+    drawn = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    for box, text, own in zip(boxes.tolist(), told, colours, strict=True):
+        _write(drawn, text, (box[0] + 2, max(0.0, box[1])), own)
+    return drawn
+
+
+def beside(*pictures: Image.Image, gap: int = 8) -> Image.Image:
+    """Pictures in a row."""
+    width = sum(picture.width for picture in pictures) + gap * (len(pictures) - 1)
+    row = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+    left = 0
+    for picture in pictures:
+        row.paste(picture, (left, 0))
+        left += picture.width + gap
+    return row
+
+
+def colour(number: int) -> Colour:
+    """Of a class: hues a golden angle apart, so that neighbours differ, in two lightnesses."""
+    hue, light = number * 0.618034 % 1.0, (0.5, 0.68)[number // 8 % 2]
+    red, green, blue = colorsys.hls_to_rgb(hue, light, 0.75)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _enlarged(image: Image.Image) -> tuple[Image.Image, Tensor]:
+    """Wide enough to write on; and its pixels, (3, H, W) uint8."""
+    image = image.convert("RGB")
+    if image.width < WIDTH:
+        image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.BICUBIC)
+    return image, torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _resized(mask: Tensor, like: Image.Image) -> Tensor:
+    """(H, W) bool, at the size of a picture."""
+    picture = Image.fromarray(mask.cpu().numpy()).resize(like.size, Image.Resampling.NEAREST)
+    return torch.from_numpy(np.array(picture))
+
+
+def _write(picture: Image.Image, text: str, place: tuple[float, float], background: Colour) -> None:
+    drawing, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    drawing.rectangle(drawing.textbbox(place, text, font), background)
+    drawing.text(place, text, "black" if sum(background) > 330 else "white", font)
+
+
+def _with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> Image.Image:
+    """Names beneath, as many in a line as fit."""
+    font = ImageFont.load_default(12)
+    places, left, line = [], 4.0, 0
+    for name, _ in entries:
+        width = 20 + font.getlength(name) + 8
+        if left + width > picture.width and left > 4:
+            left, line = 4.0, line + 1
+        places.append((left, picture.height + 3 + line * LINE))
+        left += width
+    page = Image.new("RGB", (picture.width, picture.height + (line + 1) * LINE + 4), "white")
+    page.paste(picture, (0, 0))
+    drawing = ImageDraw.Draw(page)
+    for (name, own), (x, y) in zip(entries, places, strict=True):
+        drawing.rectangle((x, y + 2, x + 12, y + 14), own)
+        drawing.text((x + 18, y), name, "black", font)
+    return page

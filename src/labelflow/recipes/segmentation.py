@@ -1,0 +1,143 @@
+"""Semantic segmentation: ADE20K (TL-Align, Table 3; Token Labeling, Tables 5 and 6), and one's own images."""
+
+from labelflow.engine import Training
+from labelflow.recipes.base import ADE20K, FOLDER, Entry
+from labelflow.recipes.imagenet import swin
+from labelflow.recipes.small import SWIN
+from labelflow.tasks import SegmentRecipe
+from labelflow.tasks.segment.settings import SegmentData
+from labelflow.tasks.segment.sliding import SCALES
+
+
+def ade20k(backbone: str, start: str) -> SegmentRecipe:
+    """160,000 updates of 16 crops of 512 pixels; a warm-up, then a line down to zero (SwinSeg)."""
+    return SegmentRecipe(
+        backbone=backbone,
+        start=start,
+        data=SegmentData(data=ADE20K),
+        training=Training(
+            updates=160_000,
+            batch=16,
+            group=2,
+            lr=6e-5,
+            lr_batch=0,
+            min_lr=0.0,
+            schedule="linear",
+            warmup_epochs=0,
+            warmup_updates=1500,
+            warmup_lr=6e-11,
+            weight_decay=0.01,
+            exempt="norms",
+            eval_epochs=13,  # of 1,263 updates
+        ),
+    )
+
+
+def upernet_deit(start: str) -> SegmentRecipe:
+    """DeiT-S with the multi-level neck (mmsegmentation)."""
+    return ade20k("deit_small_patch16_224", start)
+
+
+def upernet_swin(size: str, start: str) -> SegmentRecipe:
+    return ade20k(swin(size).model, start).change(drop_path=0.3)
+
+
+def upernet_lvvit(size: str, start: str) -> SegmentRecipe:
+    """LV-ViT with its side layers: the paper's least learning rate, sliding windows, all weights decay."""
+    backbone = "lvvit_l(img_size=448, residual_divisor=1)" if size == "l" else f"lvvit_{size}"
+    return ade20k(backbone, start).change(
+        drop_path={"s": 0.1, "m": 0.2, "l": 0.5}[size], window=512, stride=341, min_lr=5e-6, exempt="nothing"
+    )
+
+
+def fcn_lvvit(start: str) -> SegmentRecipe:
+    return upernet_lvvit("s", start).change(head="fcn")
+
+
+def small() -> SegmentRecipe:
+    """The Swin of small_swin at 128 pixels, with a small UperNet: a minute an epoch on a CPU."""
+    return SegmentRecipe(
+        backbone=SWIN,
+        width=48,
+        data=SegmentData(data=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
+        training=Training(
+            epochs=30, batch=16, group=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
+        ),
+    )
+
+
+def quickstart() -> SegmentRecipe:
+    """The first run: a few minutes on two cores, on scenes that are drawn on the way."""
+    return small().change(
+        backbone="vit_tiny_patch16_224(patch_size=8, embed_dim=96, depth=4, num_heads=3)",
+        data="world(train=1024, val=200, objects=2)",
+        crop=64,
+        short=64,
+        ratio=(0.8, 1.25),
+        most=1.0,
+        photometric=False,
+        epochs=8,
+        warmup_epochs=1,
+    )
+
+
+def finetune() -> SegmentRecipe:
+    """A pretrained Swin-T with UperNet: the place to start with a few hundred masks and one GPU."""
+    return upernet_swin("tiny", "pretrained").change(
+        data=FOLDER, updates=0, epochs=50, batch=8, group=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
+    )
+
+
+SWINSEG = "Swin, arXiv 2103.14030, Appendix A2.3, and its released configuration"
+MMSEG = "mmsegmentation's configuration of DeiT-S with the multi-level neck"
+LVVIT = "Token Labeling, arXiv 2104.10858, Section 4.4, and its released configuration"
+
+# backbone: mIoU at one scale, without and with TL-Align
+TABLE_3 = {"deit_small": (43.8, 44.5), "swin_tiny": (44.4, 44.7), "swin_small": (47.6, 48.0), "swin_base": (48.1, 48.3)}
+TITLES = {"deit_small": "DeiT-S", "swin_tiny": "Swin-T", "swin_small": "Swin-S", "swin_base": "Swin-B"}
+
+
+def _table_3(name: str, plain: float, with_tl_align: float) -> list[Entry[SegmentRecipe]]:
+    size, title = name.partition("_")[2], f"UperNet on {TITLES[name]}"
+    starts = ("pretrained", f"runs/{name}_tl_align")
+    recipes = [upernet_deit(start) if name == "deit_small" else upernet_swin(size, start) for start in starts]
+    source = MMSEG if name == "deit_small" else SWINSEG
+    own, paper = f"upernet_{name}", "TL-Align, Table 3"
+    return [
+        Entry(own, recipes[0], title, "", source, paper, plain),
+        Entry(f"{own}_tl_align", recipes[1], f"{title} + TL-Align", own, source, paper, with_tl_align),
+    ]
+
+
+def _lvvit(name: str, recipe: SegmentRecipe, about: str, paper: str, miou: float) -> Entry[SegmentRecipe]:
+    parent = "" if name == "upernet_lvvit_s" else "upernet_lvvit_s"
+    return Entry(name, recipe, about, parent, LVVIT, f"Token Labeling, {paper}", miou)
+
+
+PLAIN = "runs/lvvit_s_standard"
+TEST = {"scales": SCALES, "flips": True}  # multi-scale, which Table 6 reports
+
+ENTRIES: list[Entry[SegmentRecipe]] = [
+    Entry("segment_quickstart", quickstart(), "the first segmenter, on the sample world", "segment_small", gpus=1),
+    Entry("segment_small", small(), "a small Swin with UperNet at 128 pixels, from scratch", gpus=1),
+    Entry("segment_finetune", finetune(), "a pretrained Swin-T with UperNet on your images and masks", gpus=1),
+    *(entry for name, numbers in TABLE_3.items() for entry in _table_3(name, *numbers)),
+    _lvvit("upernet_lvvit_s", upernet_lvvit("s", "runs/lvvit_s"), "UperNet on LV-ViT-S", "Table 5", 47.9),
+    _lvvit("upernet_lvvit_s_standard", upernet_lvvit("s", PLAIN), "the same without token labels", "Table 5", 46.5),
+    _lvvit("fcn_lvvit_s", fcn_lvvit("runs/lvvit_s"), "FCN on LV-ViT-S", "Table 5", 47.2),
+    _lvvit("fcn_lvvit_s_standard", fcn_lvvit(PLAIN), "the same without token labels", "Table 5", 46.1),
+    _lvvit(
+        "upernet_lvvit_m",
+        upernet_lvvit("m", "runs/lvvit_m").change(**TEST),
+        "UperNet on LV-ViT-M, multi-scale",
+        "Table 6",
+        50.6,
+    ),
+    _lvvit(
+        "upernet_lvvit_l",
+        upernet_lvvit("l", "runs/lvvit_l_448").change(**TEST),
+        "UperNet on LV-ViT-L, multi-scale",
+        "Table 6",
+        51.8,
+    ),
+]

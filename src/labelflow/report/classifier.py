@@ -1,0 +1,144 @@
+"""The page of a classifier's run: where labels go, and the figures of the papers."""
+
+import base64
+import io
+from html import escape
+from pathlib import Path
+
+from labelflow.analysis.label_maps import label_picture
+from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
+from labelflow.analysis.subjects import Subject, of_run
+from labelflow.data import Data, Stream, open_source
+from labelflow.engine.run import Run
+from labelflow.labels import Store
+from labelflow.mixers import NoMix, make_mixer
+from labelflow.report.page import Measured, data_uri, make_page, percent
+from labelflow.tasks.classify import Recipe
+from labelflow.tasks.runs import Loaded, load_run, read_recipe
+
+LOOKS = {  # figures of the papers, each with as many images or pairs as take a few seconds, and what is to be seen
+    "ratio": (
+        16,
+        "How much of a mixed image is one’s own? Black is what the classifier’s token resembles (Eq. 13 of TL-Align), "
+        "layer by layer; the others are what each method would train on. Resemblance never strays far from "
+        "a half, so that a constant is near it: look at the correlations, and at the truth, the own part of the "
+        "visible objects, where the data knows it.",
+    ),
+    "presence": (
+        1,
+        "How much each token counts in what a layer puts out (Eq. 2 of TL-Align): 1 is as much as "
+        "any other. What attention makes of it is why labels have to follow.",
+    ),
+    "relevance": (
+        3,
+        "Where the model looks for its likeliest class (Chefer et al.). Where the data knows the object, the title "
+        "says how much of the relevance lies on it.",
+    ),
+}
+
+
+TOP_1 = Measured(
+    "top1",
+    "top-1",
+    {"Top-1 accuracy, %": "top1", "Top-5 accuracy, %": "top5", "Evaluation loss": "loss"},
+)
+
+
+def classifier_page(run: Run) -> str:
+    """Whether it is finished or not."""
+    loaded, looks = None, ""
+    try:
+        loaded = _load(run)
+        samples = _samples(loaded, run.folder)
+    except (ValueError, OSError) as error:  # no weights, no adapter, no data
+        samples = f"<p>There are no samples to show: {escape(str(error))}.</p>"
+    if loaded:
+        subject = of_run(loaded, run.folder)
+        looks = "".join(_look(name, subject) for name in LOOKS) + _dense_labels(loaded.recipe.data)
+    sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{looks}"
+    return make_page(run, read_recipe(run).title, sections, TOP_1)
+
+
+def _load(run: Run) -> Loaded[Recipe]:
+    for weights in ("best", "last"):
+        if (run / f"{weights}.safetensors").exists():
+            return load_run(run.folder, weights)
+    raise ValueError("the run has no weights yet, they come with its first checkpoint")
+
+
+def _look(name: str, subject: Subject) -> str:
+    """A figure of the papers, or why there is none."""
+    from labelflow.figures import FIGURES, Asked, styled  # which brings matplotlib
+
+    count, about = LOOKS[name]
+    try:
+        data = FIGURES[name].compute(Asked((subject,), count=count))
+    except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
+        return (
+            f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
+        )
+    with styled():
+        drawn = io.BytesIO()
+        FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
+    told = escape(FIGURES[name].told(data))
+    return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
+<img src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}" alt="{told}" class="figure">
+<pre>{told}</pre></section>"""
+
+
+def _dense_labels(data: Data) -> str:
+    """What the annotator saw in some training images."""
+    if not data.labels:
+        return ""
+    try:
+        source = open_source(data, "train")
+        assert not isinstance(source, Stream)  # whose samples can't have labels
+        picture = label_picture(Store(data.labels), source)
+    except (ValueError, OSError) as error:
+        return f"<section><h2>Dense labels</h2><p>There are none to show: {escape(str(error))}.</p></section>"
+    return f"""<section><h2>Dense labels</h2><p>Training images, and what the annotator saw in them: each cell has the
+colour of its likeliest class, the stronger the surer.</p>
+<img src="{data_uri(picture, "JPEG")}" width="{picture.width}"
+alt="Training images beside their label maps" style="max-width:100%"></section>"""
+
+
+def _samples(loaded: Loaded[Recipe], folder: Path) -> str:
+    mixer, note = loaded.recipe.mixer, ""
+    if isinstance(make_mixer(mixer), NoMix):
+        mixer, note = "cutmix", " (the recipe itself mixes nothing)"
+    figures = "".join(_sample(sample, loaded.recipe.data) for sample in mixed_samples(of_run(loaded, folder), mixer))
+    return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
+fifth of one are passed over. Before alignment, the label of a token says what is to be seen there:
+<b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
+to token. After alignment, the labels have moved along, through all blocks of the model, and the label that reaches the
+classifier is the one that TL-Align trains on.</p>
+<p class="scale"><span>own</span><i></i><span>partner’s</span></p>
+{figures}"""
+
+
+def _sample(sample: Sample, data: Data) -> str:
+    own, partner = map(escape, sample.names)
+    mixed = photo(sample.mixed, data)
+    pictures = [  # with caption and alternative text
+        (photo(sample.images[0], data), f"own: {own}", f"The own image, {own}"),
+        (photo(sample.images[1], data), f"partner’s: {partner}", f"The partner’s image, {partner}"),
+        (mixed, "mixed", "The two images mixed"),
+        (overlay(sample.before, mixed), "labels before", "The mixed image under the labels that its tokens start with"),
+        (overlay(sample.after, mixed), "labels after", "The mixed image under the labels after the last block"),
+    ]
+    strip = "".join(
+        f'<div><img src="{data_uri(picture)}" alt="{text}" width="{picture.width}" height="{picture.height}">'
+        f"<small>{caption}</small></div>"
+        for picture, caption, text in pictures
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{heading}</th><td>{percent(100 * share)}</td><td>{percent(100 - 100 * share)}</td>'
+        f'<td class="bar"><i style="--share:{100 * share:.2f}%"></i></td></tr>'
+        for heading, share in (("Before: area λ", sample.area), ("After: at the classifier", sample.arrived))
+    )
+    answers = " and ".join(f"{escape(name)} ({percent(100 * chance)})" for name, chance in sample.answers)
+    return f"""<figure class="sample"><div class="strip">{strip}</div>
+<figcaption><table><thead><tr><th scope="col">Label</th><th scope="col" class="own">{own}</th>
+<th scope="col" class="partner">{partner}</th><td></td></tr></thead><tbody>{rows}</tbody></table>
+<p>In the mixed image, the model sees {answers}.</p></figcaption></figure>
+"""

@@ -1,0 +1,103 @@
+"""The pages of segmenters and detectors: what they see in evaluation images, and the scores of each class."""
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from labelflow.analysis.drawn import beside, draw_objects, draw_segments
+from labelflow.engine.run import DETAILS, Run
+from labelflow.report.page import Measured, data_uri, make_page
+from labelflow.tasks import detect, load_any, segment
+from labelflow.tasks.detect.data import open_source as open_objects
+from labelflow.tasks.runs import Loaded, read_any_recipe
+from labelflow.tasks.segment.data import open_source as open_masks
+
+COUNT = 6  # images that are shown
+MIOU = Measured(
+    "miou",
+    "mIoU",
+    {"Mean IoU, %": "miou", "Pixel accuracy, %": "pixel_accuracy", "Mean accuracy, %": "mean_accuracy"},
+)
+BOX_AP = Measured("box_ap", "box AP", {"Box AP, %": "box_ap", "Box AP50, %": "box_ap50", "Mask AP, %": "mask_ap"})
+HEADINGS = {"iou": "IoU, %", "accuracy": "accuracy, %", "box_ap": "box AP, %", "mask_ap": "mask AP, %"}
+
+
+def segmenter_page(run: Run) -> str:
+    return _page(run, MIOU, segment_pictures, "what is true, and what the segmenter sees")
+
+
+def detector_page(run: Run) -> str:
+    return _page(run, BOX_AP, object_pictures, "what is true, and what the detector is surer of than 50 %")
+
+
+def segment_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image]:
+    """Evaluation images, at even distances: under their true classes, and under those that are seen."""
+    source = open_masks(loaded.recipe.data, "val")
+    pictures = []
+    for index in _spread(len(source), count):
+        sample = source.load(index)
+        image = _image(sample.image)
+        found = segment(loaded, image)
+        pictures.append(beside(*(draw_segments(image, one, loaded.classes) for one in (sample.mask, found))))
+    return pictures
+
+
+def object_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image]:
+    """Evaluation images, at even distances: with their true objects, and with those that are seen."""
+    source = open_objects(loaded.recipe.data, "val")
+    pictures = []
+    for index in _spread(len(source), count):
+        sample = source.load(index)
+        image = _image(sample.image)
+        truth = {"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks}
+        pictures.append(beside(*(draw_objects(image, one, loaded.classes) for one in (truth, detect(loaded, image)))))
+    return pictures
+
+
+def _page(run: Run, measured: Measured, draw: Callable[[Loaded[Any]], list[Image.Image]], about: str) -> str:
+    try:
+        pictures = draw(load_any(run.folder))
+        shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, pictures))
+    except (ValueError, OSError) as error:  # no weights, no data
+        shown = f"<p>There are no predictions to show: {escape(str(error))}.</p>"
+    sections = f"<section><h2>Predictions</h2>{shown}</section>{_classes(run)}"
+    return make_page(run, read_any_recipe(run).title, sections, measured)
+
+
+def _figure(picture: Image.Image) -> str:
+    source = data_uri(picture, "JPEG")
+    return f'<img src="{source}" alt="The truth beside the prediction" width="{picture.width}" class="figure">'
+
+
+def _classes(run: Run) -> str:
+    """The scores of each class at the last evaluation."""
+    if not (run / DETAILS).exists():
+        return ""
+    details = run.read(DETAILS)
+    names = list(next(iter(details.values()), {}))
+    head = "".join(f'<th scope="col">{HEADINGS.get(name, name)}</th>' for name in names)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{_number(own[key])}</td>" for key in names)}</tr>'
+        for name, own in details.items()
+    )
+    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p><div class="tables"><table>
+<thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _spread(length: int, count: int) -> list[int]:
+    return np.unique(np.linspace(0, length - 1, min(count, length)).round().astype(int)).tolist()
+
+
+def _image(pixels: Tensor) -> Image.Image:
+    """(3, H, W) uint8"""
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())

@@ -1,0 +1,92 @@
+"""What the engine needs of a dense task, as far as segmentation and detection have it in common."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labelflow.chance import Purpose, seed_of
+from labelflow.data import Unreadable
+from labelflow.engine import Details, Run
+from labelflow.tasks.classify import check_batch, check_classes, check_colours
+from labelflow.tasks.dense.loading import DenseSource
+from labelflow.tasks.dense.student import Whole
+
+Colours = tuple[float, ...]  # of red, green and blue
+
+
+def check_run_colours(backbone: str, mean: Colours, std: Colours) -> None:
+    """A run's model knows images that were normalised in its way."""
+    if not Path(backbone).is_dir():
+        return
+    seen = Run(backbone).read("recipe.json")["data"]
+    if (tuple(seen["mean"]), tuple(seen["std"])) != (mean, std):
+        told = [" ".join(map(str, seen[name])) for name in ("mean", "std")]
+        raise ValueError(f"{backbone} was trained with other colours: --mean {told[0]} --std {told[1]}")
+
+
+class DenseTask:
+    """A model of a recipe on its data; without training, the data to evaluate on alone. A task says where samples come
+    from (`open`), how they are seen (`train_loader`, `eval_loader`) and what the model is (`make_model`), and measures.
+    """
+
+    open: Callable[[Any, str], Any]  # data, split -> source
+    train_loader: Callable[..., Iterator[Any]]
+    eval_loader: Callable[..., Iterable[Any]]
+
+    def __init__(self, recipe: Any, tell: Callable[[str], None] = print, training: bool = True) -> None:
+        self.recipe = recipe
+        self.eval_source = self.open(recipe.data, "val")
+        self.classes = list(self.eval_source.classes)
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell)
+        self._details: Details = {}
+        self._loader: Iterable[Any] | None = None
+        if training:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        recipe, training = self.recipe, self.recipe.training
+        self.train_source: DenseSource = self.open(recipe.data, "train")
+        check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
+        self.samples = len(self.train_source)
+        check_batch(training, self.samples)
+        check_colours(recipe.backbone.partition("(")[0], recipe.start, *self.colours())
+        check_run_colours(recipe.backbone, *self.colours())
+        torch.manual_seed(seed_of(training.seed, Purpose.WEIGHTS))
+        self.model = self.make_model()
+        if training.checkpointing:
+            self.model.set_grad_checkpointing()
+        self.student = Whole(self.model)
+
+    def make_model(self) -> Any:
+        raise NotImplementedError
+
+    def colours(self) -> tuple[Colours, Colours]:
+        """Mean and spread that images are normalised with."""
+        raise NotImplementedError
+
+    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Any]:
+        training = self.recipe.training
+        return self.train_loader(
+            self.train_source,
+            self.recipe.data,
+            batch=training.batch,
+            group=training.group,
+            updates=updates,
+            seed=training.seed,
+            rank=rank,
+            processes=processes,
+            start=start,
+        )
+
+    def eval_batches(self, rank: int, processes: int) -> Iterable[Any]:
+        if self._loader is None:  # its workers live on
+            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            self._loader = self.eval_loader(
+                self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes
+            )
+        return self._loader
+
+    def details(self) -> Details:
+        return self._details

@@ -1,0 +1,50 @@
+"""What a run's model sees in images.
+
+Shapes: H×W pixels, N objects.
+"""
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as T
+
+from labelflow.data import eval_transform
+from labelflow.tasks.classify import Recipe
+from labelflow.tasks.detect.task import DetectRecipe
+from labelflow.tasks.runs import Loaded
+from labelflow.tasks.segment import sliding
+from labelflow.tasks.segment.task import SegmentRecipe
+
+
+@torch.no_grad()
+def predict(loaded: Loaded[Recipe], images: list[Image.Image], top: int = 5) -> list[list[tuple[str, float]]]:
+    """The likeliest classes of each image, with their probabilities."""
+    transform = eval_transform(loaded.recipe.data)
+    logits = loaded.model(torch.stack([transform(image) for image in images]))
+    values, places = logits.softmax(1).topk(min(top, len(loaded.classes)))
+    return [
+        [(loaded.classes[place], value) for place, value in zip(*row, strict=True)]
+        for row in zip(places.tolist(), values.tolist(), strict=True)
+    ]
+
+
+@torch.no_grad()
+def segment(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
+    """The class of each pixel of an image: (H, W)"""
+    data = loaded.recipe.data
+    seen = T.normalize(_tensor(image), list(data.mean), list(data.std))[None]
+    return sliding.predict(lambda images: loaded.model(images).logits, seen, loaded.recipe.inference).argmax(1)[0]
+
+
+@torch.no_grad()
+def detect(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = 0.5) -> dict[str, Tensor]:
+    """The objects of an image that are surer than `least`: boxes (N, 4), labels (N,), scores (N,), masks (N, H, W)."""
+    found: dict[str, Tensor] = loaded.model([_tensor(image)])[0]
+    kept = found["scores"] > least
+    return {name: value[kept] for name, value in found.items()}
+
+
+def _tensor(image: Image.Image) -> Tensor:
+    """(3, H, W), from 0 to 1"""
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255

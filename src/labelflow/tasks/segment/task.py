@@ -1,0 +1,134 @@
+"""Semantic segmentation: the recipe, and what the engine needs to run it.
+
+Shapes: B batch, C classes, H×W pixels.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from labelflow.engine import Training
+from labelflow.loss import Term
+from labelflow.tasks.dense.student import known
+from labelflow.tasks.dense.task import Colours, DenseTask
+from labelflow.tasks.parts import Changeable
+from labelflow.tasks.segment.data import open_source
+from labelflow.tasks.segment.metrics import VOID, confusion, per_class, scores
+from labelflow.tasks.segment.model import Segmenter, make_segmenter
+from labelflow.tasks.segment.settings import SegmentData
+from labelflow.tasks.segment.sliding import Inference, predict
+from labelflow.tasks.segment.views import Batch, EvalBatch, eval_batches, train_batches
+
+
+@dataclass(frozen=True)
+class SegmentRecipe(Changeable):
+    """Everything that decides what a segmenter's run computes."""
+
+    backbone: str = "swin_tiny_patch4_window7_224"
+    """A timm model, with arguments where wanted, or the folder of a run, whose model and weights are taken."""
+    start: str = ""
+    """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
+    head: Literal["upernet", "fcn"] = "upernet"
+    """What makes classes of features."""
+    width: int = 0
+    """Channels of the head; 0: as published."""
+    drop_path: float = 0.1
+    """Stochastic depth of the backbone, growing linearly to this rate."""
+    auxiliary: float = 0.4
+    """Weight of the auxiliary head's loss."""
+    window: int = 0
+    """In evaluation, the side of a sliding window; 0: the whole image at once."""
+    stride: int = 0
+    """How far windows are apart; 0: two thirds of one."""
+    scales: tuple[float, ...] = (1.0,)
+    """Sizes to ask at in evaluation, whose answers are averaged. The papers' multi-scale test: 0.75 1 1.25 1.5 1.75."""
+    flips: bool = False
+    """In evaluation, ask about the mirrored image, too."""
+    data: SegmentData = field(default_factory=SegmentData)
+    training: Training = field(default_factory=Training)
+
+    @property
+    def title(self) -> str:
+        return f"{self.head} on {self.backbone}"
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.data.short, self.data.long, self.window, self.stride, self.scales, self.flips)
+
+
+class Segmentation(DenseTask):
+    """A segmenter of a recipe on its data."""
+
+    headline = "miou"
+    open = staticmethod(open_source)
+    train_loader = staticmethod(train_batches)
+    eval_loader = staticmethod(eval_batches)
+
+    def make_model(self) -> Segmenter:
+        recipe = self.recipe
+        return make_segmenter(
+            recipe.backbone,
+            recipe.head,
+            len(self.classes),
+            recipe.start,
+            recipe.drop_path,
+            image_size=recipe.data.crop,
+            width=recipe.width,
+        )
+
+    def colours(self) -> tuple[Colours, Colours]:
+        return self.recipe.data.mean, self.recipe.data.std
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What the model can be made of again, and what must be the same when a run goes on."""
+        return {"model": self.model.levels.spec, "classes": self.classes, "samples": self.samples}
+
+    def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
+        found = student(batch.images)
+        return [
+            Term("pixels", pixel_loss(found.logits, batch.masks)),
+            Term("auxiliary", pixel_loss(found.auxiliary, batch.masks), self.recipe.auxiliary),
+        ]
+
+    def measure(self, student: nn.Module, batch: EvalBatch) -> dict[str, Tensor]:
+        """Counts of pixels by true and by predicted class, (C, C)."""
+        classes = len(self.classes)
+        counts = batch.images[0].new_zeros(classes, classes, dtype=torch.float64)
+        for images, masks in _of_one_size(batch):
+            found = predict(lambda seen: student(seen).logits, images, self.recipe.inference).argmax(1)
+            counts += confusion(found, masks, classes)
+        return {"counts": counts}
+
+    def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """In percent."""
+        self._details = {
+            one.name: {"iou": known(one.iou), "accuracy": known(one.accuracy), "pixels": one.pixels}
+            for one in per_class(sums["counts"], self.classes)
+        }
+        return scores(sums["counts"])
+
+
+def pixel_loss(logits: Tensor, masks: Tensor) -> Tensor:
+    """Cross-entropy, the mean over all pixels that count: (B, C, H, W), (B, H, W)"""
+    losses = F.cross_entropy(logits.float(), masks, ignore_index=VOID, reduction="sum")
+    return losses / (masks != VOID).sum().clamp_min(1)
+
+
+def build_segmenter(recipe: SegmentRecipe, card: dict[str, Any]) -> Segmenter:
+    """The model of a run, as its card tells, with random weights."""
+    size = recipe.data.crop
+    return make_segmenter(card["model"], recipe.head, len(card["classes"]), image_size=size, width=recipe.width)
+
+
+def _of_one_size(batch: EvalBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images that can be seen at once, and their masks."""
+    sizes = {image.shape for image in batch.images}
+    for size in sorted(sizes):
+        own = [pair for pair in zip(batch.images, batch.masks, strict=True) if pair[0].shape == size]
+        images, masks = zip(*own, strict=True)
+        yield torch.stack(images), torch.stack(masks)

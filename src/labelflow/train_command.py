@@ -1,0 +1,97 @@
+"""`labelflow train | segment | detect | transfer`: from a recipe to a run and its report."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from tyro.conf import OmitArgPrefixes
+
+from labelflow.arguments import parse_arguments
+from labelflow.engine import Interrupted
+from labelflow.recipes import Entry, find_any
+from labelflow.recipes.transfer import DATA, transferred_to
+from labelflow.report import write_report
+from labelflow.tasks import AnyRecipe, train_run
+from labelflow.tasks.kinds import kind_of
+
+R = TypeVar("R", bound=AnyRecipe)
+NEXT = {  # after a first run
+    "quickstart": (
+        "play with it   labelflow explore {out}",
+        "compare it     labelflow train quickstart_cutmix",
+        "your images    labelflow train small_vit_tl_align --data FOLDER",
+    ),
+    "segment_quickstart": ("your images    labelflow segment segment_small --data FOLDER",),
+    "detect_quickstart": ("your images    labelflow detect detect_small --data FOLDER",),
+}
+
+
+@dataclass(frozen=True)
+class Train(Generic[R]):
+    """Train a recipe. Any of its settings can be given another value."""
+
+    recipe: Annotated[R, OmitArgPrefixes]
+    out: Path
+    """The folder of the run."""
+    resume: bool = False
+    """Go on with the run in that folder, if there is one."""
+
+
+def train(name: str, args: Sequence[str]) -> None:
+    """Train a recipe. Example: labelflow train finetune_tl_align --data my/photos --epochs 20 --out runs/photos"""
+    _train(find_any(name, "train"), args)
+
+
+def segment(name: str, args: Sequence[str]) -> None:
+    """Train a segmenter on a backbone. Example: labelflow segment segment_small --backbone runs/vit --data my/masks"""
+    _train(find_any(name, "segment"), args)
+
+
+def detect(name: str, args: Sequence[str]) -> None:
+    """Train a detector on a backbone. Example: labelflow detect detect_finetune --data my/coco --out runs/detector"""
+    _train(find_any(name, "detect"), args)
+
+
+def transfer(model: str, args: Sequence[str]) -> None:
+    """Fine-tune a run, or a pretrained timm model, on other data, as TL-Align's Table 5 does.
+    Example: labelflow transfer runs/deit_small_tl_align cifar10 --target plain --out runs/deit_small_cifar10"""
+    if not args or args[0].startswith("-"):
+        raise ValueError(f"name the data: labelflow transfer {model} {' | '.join(DATA)} | FOLDER")
+    recipe = transferred_to(model, args[0])
+    name = f"transfer_{Path(model).name}_{Path(args[0]).name}"
+    about = (
+        f"{model} on {args[0]}: SGD for 1000 epochs, no erasing and no drop-path (TL-Align, Table 5), with TL-Align; "
+        f"--target plain is without. Example: labelflow transfer {model} {args[0]} --epochs 100 --precision bf16"
+    )
+    _run(f"labelflow transfer {model} {args[0]}", name, recipe, about, args[1:])
+
+
+def _train(entry: Entry[Any], args: Sequence[str]) -> None:
+    kind = entry.kind
+    aim = f" The paper reports {entry.aim} {kind.unit} ({entry.paper})." if entry.aim else ""
+    about = f"{entry.about}.{aim} Example: {entry.command}"
+    _run(f"labelflow {kind.name} {entry.name}", entry.name, entry.recipe, about, args)
+
+
+def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str]) -> None:
+    kind = kind_of(recipe)
+    settings = Train[kind.recipe]  # type: ignore[name-defined]
+    default = Train(recipe, Path("runs") / name)
+    options = parse_arguments(settings, args, prog, default=default, description=about)
+    try:
+        metrics = train_run(options.recipe, options.out, options.resume, name)
+    except Interrupted as stopped:
+        print(f"{stopped}. Go on with --resume", file=sys.stderr)
+        raise SystemExit(130) from None
+    if os.environ.get("RANK", "0") != "0":
+        return
+    page = write_report(options.out)
+    reached = metrics.get(f"ema_{kind.headline}", metrics[kind.headline])
+    print(f"\nReached {reached:.1f} {kind.unit} on the evaluation images.")
+    print(f"  look at it     {page}")
+    print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
+    for line in NEXT.get(name, ()):
+        print(f"  {line.format(out=options.out)}")

@@ -1,0 +1,122 @@
+"""Segmenters and detectors as a user trains them: runs that learn, go on, are evaluated, drawn, and refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from labelflow.cli import main
+from labelflow.engine import Interrupted, Run
+from labelflow.recipes import find_any
+from labelflow.tasks import evaluate_run, load_any, load_run, train_run
+from labelflow.tasks.runs import read_any_recipe
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=32, depth=4, num_heads=2)"
+SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
+TINY: dict[str, dict[str, Any]] = {
+    "segment": {"backbone": VIT, "width": 8, "crop": 32, "short": 32, "data": "world(train=16, val=6)"},
+    "detect": {
+        "backbone": SWIN,
+        "data": "world(train=16, val=6, size=64)",
+        "channels": 8,
+        "hidden": 16,
+        "samples": 8,
+        "proposals": 20,
+        "sides": (64,),
+        "short_side": 64,
+    },
+}
+SHORT = {"epochs": 2, "warmup_epochs": 0, "warmup_updates": 0, "batch": 8, "group": 4, "workers": 0, "log_updates": 1}
+
+
+def tiny(kind: str, **changes: Any) -> Any:
+    return find_any(f"{kind}_quickstart").recipe.change(**{**TINY[kind], **SHORT, **changes})
+
+
+@pytest.fixture(scope="module", params=["segment", "detect"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    train_run(tiny(request.param), folder, resume=False, quiet=True)
+    return request.param, folder
+
+
+def test_a_run_is_as_a_classifiers(finished: tuple[str, Path]) -> None:
+    kind, folder = finished
+    run = Run(folder)
+    assert read_any_recipe(run) == tiny(kind)
+    assert run.read("recipe.json")["task"] == run.read("model.json")["task"] == kind
+    kinds = [line["kind"] for line in run.metrics()]
+    assert kinds == ["train", "train", "eval"] * 2  # two updates an epoch
+    assert set(run.read("classes.json")) == set(run.read("model.json")["classes"])
+    headline = {"segment": "miou", "detect": "box_ap"}[kind]
+    assert run.metrics()[-1][headline] == pytest.approx(evaluate_run(folder, "last")[headline])
+
+
+def test_it_goes_on_where_it_was_stopped(
+    finished: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after each update, in the middle of an epoch too, and resumed: the same weights, bit for bit."""
+    kind, whole = finished
+    monkeypatch.setattr("labelflow.engine.loop._stop_signals", _always_asked)
+    recipe, stops = tiny(kind), 0
+    while True:
+        try:
+            train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+            break
+        except Interrupted:
+            stops += 1
+    assert stops == 3
+    ends = [load_file(folder / "last.safetensors") for folder in (whole, tmp_path / "run")]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def _always_asked() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext(lambda accelerator: True)
+
+
+def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, folder = finished
+    picture = tmp_path / "scene.png"
+    Image.effect_noise((70, 50), 80).save(picture)
+    assert main(["predict", str(folder), str(picture), "--out", str(tmp_path / "out"), "--least", "0"]) == 0
+    assert str(tmp_path / "out" / "scene.png") in capsys.readouterr().out
+    with Image.open(tmp_path / "out" / "scene.png") as drawn:
+        assert drawn.width >= 384
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    capsys.readouterr()
+    assert page.count('alt="The truth beside the prediction"') == 6
+    assert "no predictions" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    extra = ["--scales", "1", "0.5", "--flips"] if kind == "segment" else []
+    assert main(["eval", str(folder), "--as-json", *extra]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(told) - {"classes"} == {
+        key for key in Run(folder).metrics()[-1] if key not in ("kind", "update", "epoch")
+    }
+    with pytest.raises(ValueError, match="but a classifier is needed"):
+        load_run(folder)
+    assert main(["train", "quickstart", "--out", str(folder), "--resume"]) == 2
+    assert f"is the run of a {kind}" in capsys.readouterr().err
+
+
+def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:
+    """Its weights and its arguments are taken, whatever the recipe's own backbone is, and it may be gone later."""
+    classifier = find_any("quickstart").recipe.change(model=VIT, data="world(train=64, val=8)", **SHORT)
+    train_run(classifier, tmp_path / "vit", resume=False, quiet=True)
+    recipe = tiny("segment", backbone=str(tmp_path / "vit"), lr=0.0, min_lr=0.0, weight_decay=0.0, epochs=1)
+    train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+    before = load_file(tmp_path / "vit" / "best.safetensors")
+    (tmp_path / "vit").rename(tmp_path / "gone")
+    after = load_any(tmp_path / "run").model.levels.model.state_dict()
+    shared = [name for name in after if "pos_embed" not in name]
+    assert any(name.startswith("blocks.3") for name in shared)
+    assert all(torch.equal(after[name], before[name]) for name in shared)
