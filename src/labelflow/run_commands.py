@@ -14,7 +14,7 @@ from labelflow.analysis.drawn import draw_objects, draw_segments
 from labelflow.data.images import read_or_refuse
 from labelflow.engine import Details
 from labelflow.report import write_report
-from labelflow.tasks import Loaded, detect, load_any, predict, segment
+from labelflow.tasks import Loaded, find_objects, find_segments, load_any, predict
 from labelflow.tasks.kinds import kind_of
 from labelflow.tasks.runs import evaluate_in_detail
 
@@ -107,7 +107,7 @@ def report(run: Positional[Path]) -> None:
 
 def _segments(loaded: Loaded[Any], image: Image.Image) -> tuple[str, Image.Image]:
     """How much of an image each class covers, and the picture."""
-    found = segment(loaded, image)
+    found = find_segments(loaded, image)
     counts = found.flatten().bincount(minlength=len(loaded.classes)).tolist()
     parts = sorted(zip(counts, loaded.classes, strict=True), reverse=True)
     told = ", ".join(f"{name} {100 * count / found.numel():.1f} %" for count, name in parts if count)
@@ -116,7 +116,7 @@ def _segments(loaded: Loaded[Any], image: Image.Image) -> tuple[str, Image.Image
 
 def _objects(loaded: Loaded[Any], image: Image.Image, least: float) -> tuple[str, Image.Image]:
     """The objects, and the picture."""
-    found = detect(loaded, image, least)
+    found = find_objects(loaded, image, least)
     pairs = zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
     told = ", ".join(f"{loaded.classes[label]} {100 * score:.0f} %" for label, score in pairs)
     return told, draw_objects(image, found, loaded.classes)

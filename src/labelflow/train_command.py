@@ -1,6 +1,7 @@
 """`labelflow train | segment | detect | transfer`: from a recipe to a run and its report."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def transfer(model: str, args: Sequence[str]) -> None:
     if not args or args[0].startswith("-"):
         raise ValueError(f"name the data: labelflow transfer {model} {' | '.join(DATA)} | FOLDER")
     recipe = transferred_to(model, args[0])
-    name = f"transfer_{Path(model).name}_{Path(args[0]).name}"
+    name = re.sub(r"\W+", "_", f"transfer {Path(model).name} {Path(args[0]).name}").strip("_")
     about = (
         f"{model} on {args[0]}: SGD for 1000 epochs, no erasing and no drop-path (TL-Align, Table 5), with TL-Align; "
         f"--target plain is without. Example: labelflow transfer {model} {args[0]} --epochs 100 --precision bf16"

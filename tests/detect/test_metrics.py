@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labelflow.tasks.detect.data import Sample, as_coco, open_source
-from labelflow.tasks.detect.metrics import Detections, as_results, per_class, scores, scores_and_classes
+from labelflow.tasks.detect.metrics import Detections, as_results, scores_and_classes
 from labelflow.tasks.detect.settings import DetectData
 
 pytest.importorskip("faster_coco_eval")
@@ -35,6 +35,11 @@ def found(*boxes: list[float], labels: list[int], confidence: list[float]) -> di
     corners = torch.tensor(boxes)
     parts = {"boxes": corners, "labels": torch.tensor(labels), "scores": torch.tensor(confidence)}
     return {**parts, "masks": rectangles(corners).bool()}
+
+
+def scores(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, float]:
+    """Over all images."""
+    return scores_and_classes(truth, results, [one["id"] for one in truth["images"]])[0]
 
 
 CATEGORIES, CLASSES = [3, 17], ["cat", "dog"]
@@ -76,10 +81,20 @@ def test_a_crowd_forgives_and_only_seen_images_count() -> None:
     samples = [true([0.0, 0, 40, 40], labels=[0], number=n) for n in (0, 1)]
     truth = as_coco(samples, CATEGORIES, CLASSES)
     results = as_results(found([0.0, 0, 40, 40], labels=[0], confidence=[0.5]), 1, CATEGORIES)
-    assert scores(truth, results, [1])["box_ap"] == pytest.approx(100)
-    assert scores(truth, results, [0, 1])["box_ap"] == pytest.approx(100 * 51 / 101)
+    assert scores_and_classes(truth, results, [1])[0]["box_ap"] == pytest.approx(100)
+    assert scores_and_classes(truth, results, [0, 1])[0]["box_ap"] == pytest.approx(100 * 51 / 101)
     with pytest.raises(ValueError, match="no object"):
-        scores(as_coco([], CATEGORIES, CLASSES), results)
+        scores_and_classes(truth, results, [2])
+
+
+def test_a_class_that_no_image_shows_has_no_precision_and_one_that_is_not_found_none() -> None:
+    truth = as_coco([true([0.0, 0, 40, 40], labels=[1])], CATEGORIES, CLASSES)
+    elsewhere = as_results(found([50.0, 50, 90, 90], labels=[1], confidence=[0.5]), 0, CATEGORIES)
+    for results in ([], elsewhere):
+        classes = scores_and_classes(truth, results, [0])[1]
+        for kind in ("box_ap", "mask_ap"):
+            assert math.isnan(classes["cat"][kind])
+            assert classes["dog"][kind] == 0
 
 
 def overlap(one: list[float], two: list[float]) -> float:
@@ -141,13 +156,12 @@ def test_scores_are_those_of_the_definition(guesses: tuple[dict[str, Any], list[
     assert told["box_ap50"] == pytest.approx(100 * sum(row[0] for row in known) / len(known), abs=1e-4)
     assert told["box_ap75"] == pytest.approx(100 * sum(row[5] for row in known) / len(known), abs=1e-4)
     assert 5 < told["box_ap"] < 80
-    classes = list(per_class(truth, results).values())
-    assert classes == pytest.approx([100 * sum(row) / 10 for row in table.values()], abs=1e-4, nan_ok=True)
-    again, by_class = scores_and_classes(truth, results)
-    assert again == told
-    for kind in ("box", "mask"):
-        own = {name: both[f"{kind}_ap"] for name, both in by_class.items()}
-        assert own == pytest.approx(per_class(truth, results, kind), nan_ok=True)
+    classes = scores_and_classes(truth, results, range(24))[1]
+    assert list(classes) == [one["name"] for one in truth["categories"]]
+    own = [both["box_ap"] for both in classes.values()]
+    assert own == pytest.approx([100 * sum(row) / 10 for row in table.values()], abs=1e-4, nan_ok=True)
+    masks = [both["mask_ap"] for both in classes.values() if not math.isnan(both["mask_ap"])]
+    assert sum(masks) / len(masks) == pytest.approx(told["mask_ap"])
 
 
 def reference(truth: dict[str, Any], results: list[dict[str, Any]], kind: str) -> list[float]:
@@ -192,12 +206,12 @@ def test_on_real_photographs_the_truth_itself_is_perfect(tmp_path: Path) -> None
         perfect.add(seen, sample.number, source.categories)
         shifts = {"boxes": sample.boxes * 0.98 + 4, "masks": sample.masks.roll((3, 3), (1, 2))}
         worse.add({**seen, **shifts}, sample.number, source.categories)
-    told = perfect.scores(source)
+    told = scores_and_classes(source.truth(), *perfect.take())[0]
     assert told["box_ap50"] > 99.9
     assert told["mask_ap"] > 99.9
     assert perfect.results == []
     results, numbers = worse.take()
-    told = scores(source.truth(), results, numbers)
+    told = scores_and_classes(source.truth(), results, numbers)[0]
     part = {**source.truth(), "images": [one for one in source.truth()["images"] if one["id"] in numbers]}
     part["annotations"] = [one for one in part["annotations"] if one["image_id"] in numbers]
     expected = reference(part, results, "bbox") + reference(part, results, "segm")

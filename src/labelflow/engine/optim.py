@@ -14,14 +14,14 @@ from labelflow.engine.settings import Training
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    groups = {"norms": partial(norms_apart, decay=training.weight_decay), "nothing": _together}  # vectors: timm's own
     return create_optimizer_v2(
         model,
         opt=training.optimizer,
         lr=training.scaled_lr,
         weight_decay=training.weight_decay,
         momentum=training.momentum,
-        filter_bias_and_bn=training.exempt == "vectors",
-        param_group_fn=partial(norms_apart, decay=training.weight_decay) if training.exempt == "norms" else None,
+        param_group_fn=groups.get(training.exempt),
     )
 
 
@@ -36,10 +36,12 @@ def norms_apart(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     return [{"params": own, "weight_decay": decay * shrinks} for shrinks, own in groups.items()]
 
 
-def make_schedule(
-    optimizer: torch.optim.Optimizer, training: Training, updates_per_epoch: int
-) -> Callable[[int], float]:
-    """Sets the learning rate for an update, and returns it: a function of the update's number alone."""
+def _together(model: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": list(model.parameters())}]
+
+
+def schedule_lengths(training: Training, updates_per_epoch: int) -> tuple[int, int]:
+    """Of the run and of its warm-up: in updates, or in epochs where the rate changes with them."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
     length = training.updates or training.epochs * unit
     warmup = training.warmup_updates or training.warmup_epochs * unit
@@ -48,6 +50,15 @@ def make_schedule(
             f"a warm-up of {warmup} updates is not shorter than the run, {length}; choose --warmup-updates "
             f"{length // 4} --warmup-epochs 0"
         )
+    return length, warmup
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, training: Training, updates_per_epoch: int
+) -> Callable[[int], float]:
+    """Sets the learning rate for an update, and returns it: a function of the update's number alone."""
+    unit = updates_per_epoch if training.schedule_step == "update" else 1
+    length, warmup = schedule_lengths(training, updates_per_epoch)
     rates = _rates(optimizer, training, max(length, 2), warmup)  # timm warns of 1
     lag = training.schedule_lag * unit
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
 from labelflow.report.page import Measured, data_uri, make_page
-from labelflow.tasks import detect, load_any, segment
+from labelflow.tasks import find_objects, find_segments, load_any
 from labelflow.tasks.detect.data import open_source as open_objects
 from labelflow.tasks.runs import Loaded, read_any_recipe
 from labelflow.tasks.segment.data import open_source as open_masks
@@ -41,7 +41,7 @@ def segment_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Imag
     for index in _spread(len(source), count):
         sample = source.load(index)
         image = _image(sample.image)
-        found = segment(loaded, image)
+        found = find_segments(loaded, image)
         pictures.append(beside(*(draw_segments(image, one, loaded.classes) for one in (sample.mask, found))))
     return pictures
 
@@ -54,7 +54,9 @@ def object_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image
         sample = source.load(index)
         image = _image(sample.image)
         truth = {"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks}
-        pictures.append(beside(*(draw_objects(image, one, loaded.classes) for one in (truth, detect(loaded, image)))))
+        pictures.append(
+            beside(*(draw_objects(image, one, loaded.classes) for one in (truth, find_objects(loaded, image))))
+        )
     return pictures
 
 
@@ -84,7 +86,7 @@ def _classes(run: Run) -> str:
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{_number(own[key])}</td>" for key in names)}</tr>'
         for name, own in details.items()
     )
-    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p><div class="tables"><table>
+    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p><div class="classes"><table>
 <thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"""
 
 

@@ -4,7 +4,7 @@ from labelflow.tasks.annotation import Annotate, annotate_data, make_annotator
 from labelflow.tasks.classify import Classification, Recipe
 from labelflow.tasks.detect.task import DetectRecipe
 from labelflow.tasks.kinds import AnyRecipe
-from labelflow.tasks.predictions import detect, predict, segment
+from labelflow.tasks.predictions import find_objects, find_segments, predict
 from labelflow.tasks.runs import Loaded, differences, evaluate_run, load_any, load_run, train_run
 from labelflow.tasks.segment.task import SegmentRecipe
 
@@ -17,13 +17,13 @@ __all__ = [
     "Recipe",
     "SegmentRecipe",
     "annotate_data",
-    "detect",
     "differences",
     "evaluate_run",
+    "find_objects",
+    "find_segments",
     "load_any",
     "load_run",
     "make_annotator",
     "predict",
-    "segment",
     "train_run",
 ]

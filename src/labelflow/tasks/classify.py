@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Training
+from labelflow.engine.optim import schedule_lengths
 from labelflow.guides import Mixing, Scene
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
@@ -202,6 +203,7 @@ def check_batch(training: Training, samples: int) -> None:
             f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
             "(and --group)"
         )
+    schedule_lengths(training, samples // training.batch)  # before anything is written
 
 
 def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of tasks: one task, one line in KINDS."""
+"""The kinds of tasks: one task, one entry in KINDS."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +26,12 @@ class Kind(NamedTuple):
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[[nn.Module], nn.Module]  # what an evaluation asks
     build: Callable[..., nn.Module]  # (recipe, card) -> the model of a run, with random weights
-    headline: str  # the metric that counts
-    unit: str  # of it
+    unit: str  # of its headline
+
+    @property
+    def headline(self) -> str:
+        """The metric that counts."""
+        return self.task.headline  # type: ignore[attr-defined]
 
 
 def _build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
@@ -35,31 +39,39 @@ def _build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
 
 
 KINDS = {
-    "train": Kind(
-        "train", "classifier", Recipe, Classification, Evaluation, Student, _build_classifier, "top1", "% top-1"
-    ),
-    "segment": Kind(
-        "segment",
-        "segmenter",
-        SegmentRecipe,
-        Segmentation,
-        partial(Segmentation, training=False),
-        Whole,
-        build_segmenter,
-        "miou",
-        "% mIoU",
-    ),
-    "detect": Kind(
-        "detect",
-        "detector",
-        DetectRecipe,
-        Detection,
-        partial(Detection, training=False),
-        Whole,
-        build_detector,
-        "box_ap",
-        "% box AP",
-    ),
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="train",
+            what="classifier",
+            recipe=Recipe,
+            task=Classification,
+            evaluation=Evaluation,
+            student=Student,
+            build=_build_classifier,
+            unit="% top-1",
+        ),
+        Kind(
+            name="segment",
+            what="segmenter",
+            recipe=SegmentRecipe,
+            task=Segmentation,
+            evaluation=partial(Segmentation, training=False),
+            student=Whole,
+            build=build_segmenter,
+            unit="% mIoU",
+        ),
+        Kind(
+            name="detect",
+            what="detector",
+            recipe=DetectRecipe,
+            task=Detection,
+            evaluation=partial(Detection, training=False),
+            student=Whole,
+            build=build_detector,
+            unit="% box AP",
+        ),
+    )
 }
 
 

@@ -30,7 +30,7 @@ def predict(loaded: Loaded[Recipe], images: list[Image.Image], top: int = 5) -> 
 
 
 @torch.no_grad()
-def segment(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
+def find_segments(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
     """The class of each pixel of an image: (H, W)"""
     data = loaded.recipe.data
     seen = T.normalize(_tensor(image), list(data.mean), list(data.std))[None]
@@ -38,7 +38,7 @@ def segment(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
 
 
 @torch.no_grad()
-def detect(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = 0.5) -> dict[str, Tensor]:
+def find_objects(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = 0.5) -> dict[str, Tensor]:
     """The objects of an image that are surer than `least`: boxes (N, 4), labels (N,), scores (N,), masks (N, H, W)."""
     found: dict[str, Tensor] = loaded.model([_tensor(image)])[0]
     kept = found["scores"] > least

@@ -119,7 +119,7 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
     values = run.read("recipe.json")
     try:
         own = KINDS[values.get("task", "train")]
-        recipe = _from_json(own.recipe, values)
+        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
     if kind and own.name != kind:
@@ -129,13 +129,13 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
 
 def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
     """A dataclass of what `asdict` made of it."""
+    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
     settings = {}
-    for field in fields(kind):
-        if field.name in values:
-            value = values[field.name]
-            if isinstance(value, dict):
-                value = _from_json(field.default_factory, value)  # type: ignore[arg-type]  # the part's own class
-            settings[field.name] = tuple(value) if isinstance(value, list) else value
+    for name, value in values.items():
+        if isinstance(value, dict):
+            settings[name] = _from_json(parts[name], value)
+        else:
+            settings[name] = tuple(value) if isinstance(value, list) else value
     return kind(**settings)
 
 
@@ -153,7 +153,11 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     """The same, and the metrics of each class."""
     image_size = changes.get("image_size", 0)
     loaded = load_any(folder, weights, image_size=image_size)
-    recipe, kind = loaded.recipe.change(**changes), kind_of(loaded.recipe)
+    kind = kind_of(loaded.recipe)
+    try:
+        recipe = loaded.recipe.change(**changes)
+    except TypeError:
+        raise ValueError(f"{folder} is the run of a {kind.what}, which has not all of {', '.join(changes)}") from None
     accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
         task = kind.evaluation(recipe, progress.say)

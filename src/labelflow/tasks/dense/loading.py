@@ -3,7 +3,7 @@
 The same as `labelflow.data` does for classification, for samples of any kind.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
 from labelflow.data.loader import cores, leave_interrupts
-from labelflow.data.views import Draw
+from labelflow.data.views import Draw, EvalBatches, TrainBatches
 from labelflow.data.world import World
 from labelflow.spec import parse
 
@@ -39,6 +39,9 @@ class Seen(NamedTuple):
     view: Any
     weight: float  # 0 where it does not count
     problem: str  # why the sample could not be read, if it could not
+
+
+Collate = Callable[[list[Seen]], Any]
 
 
 class Samples(Dataset[Seen]):
@@ -69,9 +72,19 @@ class Samples(Dataset[Seen]):
         raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
 
 
-def load(
-    samples: Samples, batches: Iterable[list[Draw]], collate: Callable[[list[Seen]], Any], workers: int
-) -> "DataLoader[Any]":
+def load_training(samples: Samples, collate: Collate, workers: int, **plan: int) -> Iterator[Any]:
+    """The groups of one process, update by update, across epochs; plan: batch, group, updates, rank, processes, start
+    (an update to begin with), as `TrainBatches` has them."""
+    batches = TrainBatches(len(samples.source), seed=samples.seed, **plan)
+    return iter(_load(samples, batches, collate, workers))
+
+
+def load_evaluation(samples: Samples, collate: Collate, workers: int, **plan: int) -> "DataLoader[Any]":
+    """Every sample once, dealt to the processes; can be read again and again. plan: batch, rank, processes."""
+    return _load(samples, EvalBatches(len(samples.source), **plan), collate, workers)
+
+
+def _load(samples: Samples, batches: Iterable[list[Draw]], collate: Collate, workers: int) -> "DataLoader[Any]":
     """The batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
     workers = workers if workers >= 0 else min(8, cores())
     return DataLoader(

@@ -16,14 +16,14 @@ from labelflow.tasks.dense.student import Whole
 Colours = tuple[float, ...]  # of red, green and blue
 
 
-def check_run_colours(backbone: str, mean: Colours, std: Colours) -> None:
+def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
     """A run's model knows images that were normalised in its way."""
-    if not Path(backbone).is_dir():
+    if not start or not Path(start).is_dir():
         return
-    seen = Run(backbone).read("recipe.json")["data"]
+    seen = Run(start).read("recipe.json")["data"]
     if (tuple(seen["mean"]), tuple(seen["std"])) != (mean, std):
         told = [" ".join(map(str, seen[name])) for name in ("mean", "std")]
-        raise ValueError(f"{backbone} was trained with other colours: --mean {told[0]} --std {told[1]}")
+        raise ValueError(f"{start} was trained with other colours: --mean {told[0]} --std {told[1]}")
 
 
 class DenseTask:
@@ -52,9 +52,10 @@ class DenseTask:
         self.samples = len(self.train_source)
         check_batch(training, self.samples)
         check_colours(recipe.backbone.partition("(")[0], recipe.start, *self.colours())
-        check_run_colours(recipe.backbone, *self.colours())
         torch.manual_seed(seed_of(training.seed, Purpose.WEIGHTS))
-        self.model = self.make_model()
+        self.model = self.make_model()  # a run that it starts from is a classifier's, or ValueError
+        for start in (recipe.backbone, recipe.start):
+            check_run_colours(start, *self.colours())
         if training.checkpointing:
             self.model.set_grad_checkpointing()
         self.student = Whole(self.model)

@@ -27,25 +27,42 @@ def read_annotations(file: Path) -> Entry:
     missing = [key for key in FIELDS if not isinstance(content, dict) or not isinstance(content.get(key), list)]
     if missing:
         raise ValueError(f"{file} is not in COCO's format: it has no {', no '.join(missing)}; each must be a list")
-    ids = {}
+    ids: dict[str, set[int]] = {}
     for key, fields in FIELDS.items():
         needed = {"id", *fields}
         lacking = [entry for entry in content[key] if not isinstance(entry, dict) or not needed <= entry.keys()]
         if lacking:
             raise ValueError(f"{file}: each of {key} needs id, {', '.join(fields)}; one is {str(lacking[0])[:200]}")
         numbers = [entry["id"] for entry in content[key]]
+        odd = [number for number in numbers if not isinstance(number, int)]
+        if odd:
+            raise ValueError(f"{file}: an id is a whole number; one of {key} has {odd[0]!r}")
         ids[key] = set(numbers)
         if len(ids[key]) < len(numbers):
             raise ValueError(f"{file}: two of {key} have the same id")
+    _check_images(file, content["images"])
+    names = [str(entry["name"]) for entry in content["categories"]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{file}: two categories are called {twice[0]!r}; give each class one name and one id")
     sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in content["images"]}
     for entry in content["annotations"]:
         for field, key in (("image_id", "images"), ("category_id", "categories")):
-            if entry[field] not in ids[key]:
+            if not isinstance(entry[field], int) or entry[field] not in ids[key]:
                 raise ValueError(f"{file}: annotation {entry['id']} is of {field} {entry[field]}, which {key} lacks")
         problem = _mask_problem(entry.get("segmentation"), sizes[entry["image_id"]])
         if problem:
             raise ValueError(f"{file}: the mask of annotation {entry['id']} {problem}")
     return content
+
+
+def _check_images(file: Path, images: list[Entry]) -> None:
+    for entry in images:
+        if not isinstance(entry["file_name"], str):
+            raise ValueError(f"{file}: the file_name of image {entry['id']} is no text, but {entry['file_name']!r}")
+        for side in ("height", "width"):
+            if not isinstance(entry[side], int) or entry[side] < 1:
+                raise ValueError(f"{file}: the {side} of image {entry['id']} is no number of pixels: {entry[side]!r}")
 
 
 def box_problem(box: list[float], size: tuple[int, int]) -> str:

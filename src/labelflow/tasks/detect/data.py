@@ -7,7 +7,7 @@ Shapes: T objects, H×W pixels.
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from labelflow.data.folder import few
 from labelflow.data.images import read
 from labelflow.data.world import World
-from labelflow.tasks.dense.loading import DenseSource, is_world, open_world
+from labelflow.tasks.dense.loading import is_world, open_world
 from labelflow.tasks.detect.coco import Entry, box_problem, draw, encode, evaluator, read_annotations
 from labelflow.tasks.detect.files import find_annotations, find_images, given
 from labelflow.tasks.detect.settings import DetectData
@@ -28,16 +28,6 @@ class Sample(NamedTuple):
     labels: Tensor  # (T,) long: from 0 on
     masks: Tensor  # (T, H, W) uint8: 0 or 1
     number: int  # the image's id
-
-
-class ObjectSource(DenseSource, Protocol):
-    """A source of samples that can be evaluated as COCO does it."""
-
-    categories: list[int]  # the id of each class
-
-    def truth(self) -> Entry:
-        """All that is true of its images, in COCO's format."""
-        ...
 
 
 class Coco:
@@ -92,7 +82,8 @@ class Coco:
         return Sample(image, boxes, labels, drawn, entry["id"])
 
     def truth(self) -> Entry:
-        """The file's own content; areas that it does not tell are those of the masks."""
+        """What is true of all its images, in COCO's format: the file's own content. Areas that it does not tell are
+        those of the masks."""
         shapes = {entry["id"]: (entry["height"], entry["width"]) for entry in self.content["images"]}
         filled = [
             {"iscrowd": 0, **one}

@@ -1,7 +1,7 @@
 """Average precision as COCO defines it, by its maintained evaluator, faster-coco-eval."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from labelflow.tasks.detect.coco import Entry, encode, evaluator
-from labelflow.tasks.detect.data import ObjectSource
 
 KINDS = {"box": "bbox", "mask": "segm"}
 NAMES = ("ap", "ap50", "ap75")  # the first three of the evaluator's numbers
@@ -33,10 +32,6 @@ class Detections:
         self.results, self.numbers = [], []
         return taken
 
-    def scores(self, source: ObjectSource) -> dict[str, float]:
-        """Box and mask AP over all processes; then it starts anew."""
-        return scores(source.truth(), *self.take())
-
 
 def as_results(found: dict[str, Tensor], number: int, categories: Sequence[int]) -> list[Entry]:
     """Detections in COCO's format for results."""
@@ -54,26 +49,17 @@ def as_results(found: dict[str, Tensor], number: int, categories: Sequence[int])
     ]
 
 
-def scores(truth: Entry, results: list[Entry], images: Sequence[int] | None = None) -> dict[str, float]:
-    """`box_ap`, `box_ap50`, `box_ap75`, `mask_ap`, … in percent, over these images, or all."""
-    return scores_and_classes(truth, results, images)[0]
-
-
-def per_class(
-    truth: Entry, results: list[Entry], kind: str = "box", images: Sequence[int] | None = None
-) -> dict[str, float]:
-    """The AP of each class, in percent; nan for one that no image shows."""
-    return _classes(evaluate(truth, results, kind, images), truth, images)
-
-
 def scores_and_classes(
-    truth: Entry, results: list[Entry], images: Sequence[int] | None = None
+    truth: Entry, results: list[Entry], images: Collection[int]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """`scores`, and `per_class` as {class: {"box_ap": …, "mask_ap": …}}, from one evaluation of each kind."""
+    """Over these images: `box_ap`, `box_ap50`, `box_ap75`, `mask_ap`, … in percent; and of each class, `box_ap` and
+    `mask_ap`, nan where no image shows it."""
+    if not _objects(truth, images):
+        raise ValueError("there is no object to evaluate on: no image has an annotation that is not a crowd")
     found: dict[str, float] = {}
     classes: dict[str, dict[str, float]] = defaultdict(dict)
     for kind in KINDS:
-        evaluated = evaluate(truth, results, kind, images)
+        evaluated = _evaluate(truth, results, kind, images)
         numbers = [0.0] * len(NAMES) if evaluated is None else evaluated.stats[: len(NAMES)]
         found |= {f"{kind}_{name}": 100 * float(number) for name, number in zip(NAMES, numbers, strict=True)}
         for name, number in _classes(evaluated, truth, images).items():
@@ -81,7 +67,7 @@ def scores_and_classes(
     return found, dict(classes)
 
 
-def _classes(evaluated: Any, truth: Entry, images: Sequence[int] | None) -> dict[str, float]:
+def _classes(evaluated: Any, truth: Entry, images: Collection[int]) -> dict[str, float]:
     names = {entry["id"]: str(entry["name"]) for entry in truth["categories"]}
     if evaluated is None:
         seen = {one["category_id"] for one in _objects(truth, images)}
@@ -94,12 +80,8 @@ def _classes(evaluated: Any, truth: Entry, images: Sequence[int] | None) -> dict
     return found
 
 
-def evaluate(truth: Entry, results: list[Entry], kind: str, images: Sequence[int] | None = None) -> Any:
+def _evaluate(truth: Entry, results: list[Entry], kind: str, images: Collection[int]) -> Any:
     """The evaluator after its work, or None where nothing was found."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be {' or '.join(KINDS)}, not {kind!r}")
-    if not _objects(truth, images):
-        raise ValueError("there is no object to evaluate on: no image has an annotation that is not a crowd")
     if not results:
         return None
     coco = evaluator()
@@ -108,8 +90,7 @@ def evaluate(truth: Entry, results: list[Entry], kind: str, images: Sequence[int
     own = [{key: value for key, value in one.items() if key not in left_out} for one in results]
     true = coco.COCO(truth, use_deepcopy=True)
     evaluated = coco.COCOeval_faster(true, true.loadRes(own), KINDS[kind], print_function=_quiet)
-    if images is not None:
-        evaluated.params.imgIds = sorted(set(images))
+    evaluated.params.imgIds = sorted(set(images))
     with np.errstate(all="ignore"):
         evaluated.evaluate()
         evaluated.accumulate()
@@ -117,13 +98,9 @@ def evaluate(truth: Entry, results: list[Entry], kind: str, images: Sequence[int
     return evaluated
 
 
-def _objects(truth: Entry, images: Sequence[int] | None) -> list[Entry]:
-    wanted = None if images is None else set(images)
-    return [
-        one
-        for one in truth["annotations"]
-        if not one.get("iscrowd", 0) and (wanted is None or one["image_id"] in wanted)
-    ]
+def _objects(truth: Entry, images: Collection[int]) -> list[Entry]:
+    wanted = set(images)
+    return [one for one in truth["annotations"] if not one.get("iscrowd", 0) and one["image_id"] in wanted]
 
 
 def _quiet(*said: object) -> None:

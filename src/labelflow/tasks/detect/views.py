@@ -14,8 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
-from labelflow.data.views import EvalBatches, TrainBatches
-from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load
+from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
 from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.segment.sliding import fit
@@ -89,31 +88,14 @@ def crop(sample: Sample, box: tuple[int, int, int, int]) -> Sample:
     return sample._replace(image=image, boxes=boxes[left], labels=sample.labels[left], masks=masks[left])
 
 
-def train_batches(
-    source: DenseSource,
-    data: DetectData,
-    *,
-    batch: int,
-    group: int,
-    updates: int,
-    seed: int,
-    rank: int = 0,
-    processes: int = 1,
-    start: int = 0,
-) -> Iterator[Batch]:
-    """The groups of one process, update by update, from update `start` on, across epochs."""
-    batches = TrainBatches(
-        len(source), batch=batch, group=group, updates=updates, seed=seed, rank=rank, processes=processes, start=start
-    )
-    return iter(load(Samples(source, partial(train_view, data=data), seed, True), batches, collate, data.workers))
+def train_batches(source: DenseSource, data: DetectData, *, seed: int, **plan: int) -> Iterator[Batch]:
+    """The groups of one process, update by update: see `load_training`."""
+    return load_training(Samples(source, partial(train_view, data=data), seed, True), collate, data.workers, **plan)
 
 
-def eval_batches(
-    source: DenseSource, data: DetectData, *, batch: int, rank: int = 0, processes: int = 1
-) -> "DataLoader[Batch]":
-    """Every sample once, dealt to the processes; can be read again and again."""
-    batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
-    return load(Samples(source, eval_view), batches, collate, data.workers)
+def eval_batches(source: DenseSource, data: DetectData, **plan: int) -> "DataLoader[Batch]":
+    """Every sample once: see `load_evaluation`."""
+    return load_evaluation(Samples(source, eval_view), collate, data.workers, **plan)
 
 
 def collate(seen: list[Seen]) -> Batch:

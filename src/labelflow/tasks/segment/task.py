@@ -17,6 +17,7 @@ from labelflow.tasks.dense.student import known
 from labelflow.tasks.dense.task import Colours, DenseTask
 from labelflow.tasks.parts import Changeable
 from labelflow.tasks.segment.data import open_source
+from labelflow.tasks.segment.heads import UperHead
 from labelflow.tasks.segment.metrics import VOID, confusion, per_class, scores
 from labelflow.tasks.segment.model import Segmenter, make_segmenter
 from labelflow.tasks.segment.settings import SegmentData
@@ -51,6 +52,9 @@ class SegmentRecipe(Changeable):
     data: SegmentData = field(default_factory=SegmentData)
     training: Training = field(default_factory=Training)
 
+    def __post_init__(self) -> None:
+        assert self.inference  # a ValueError now, not at the first evaluation
+
     @property
     def title(self) -> str:
         return f"{self.head} on {self.backbone}"
@@ -79,6 +83,12 @@ class Segmentation(DenseTask):
             image_size=recipe.data.crop,
             width=recipe.width,
         )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        head = self.model.head
+        if isinstance(head, UperHead) and not head.can_norm(self.recipe.training.group):
+            raise ValueError("UperNet's batch norm sees one pixel of each image: choose a --group of 2 or more")
 
     def colours(self) -> tuple[Colours, Colours]:
         return self.recipe.data.mean, self.recipe.data.std

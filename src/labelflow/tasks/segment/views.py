@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
-from labelflow.data.views import EvalBatches, TrainBatches
-from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load
+from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
 from labelflow.tasks.segment.data import Sample
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
@@ -113,31 +112,14 @@ def saturate(image: Tensor, factor: float) -> Tensor:
     return value - (value - image) * factors
 
 
-def train_batches(
-    source: DenseSource,
-    data: SegmentData,
-    *,
-    batch: int,
-    group: int,
-    updates: int,
-    seed: int,
-    rank: int = 0,
-    processes: int = 1,
-    start: int = 0,
-) -> Iterator[Batch]:
-    """The groups of one process, update by update, from update `start` on, across epochs."""
-    batches = TrainBatches(
-        len(source), batch=batch, group=group, updates=updates, seed=seed, rank=rank, processes=processes, start=start
-    )
-    return iter(load(Samples(source, partial(train_view, data=data), seed, True), batches, _stack, data.workers))
+def train_batches(source: DenseSource, data: SegmentData, *, seed: int, **plan: int) -> Iterator[Batch]:
+    """The groups of one process, update by update: see `load_training`."""
+    return load_training(Samples(source, partial(train_view, data=data), seed, True), _stack, data.workers, **plan)
 
 
-def eval_batches(
-    source: DenseSource, data: SegmentData, *, batch: int, rank: int = 0, processes: int = 1
-) -> "DataLoader[EvalBatch]":
-    """Every sample once, dealt to the processes; can be read again and again."""
-    batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
-    return load(Samples(source, partial(eval_view, data=data)), batches, _list, data.workers)
+def eval_batches(source: DenseSource, data: SegmentData, **plan: int) -> "DataLoader[EvalBatch]":
+    """Every sample once: see `load_evaluation`."""
+    return load_evaluation(Samples(source, partial(eval_view, data=data)), _list, data.workers, **plan)
 
 
 def _stack(seen: list[Seen]) -> Batch:

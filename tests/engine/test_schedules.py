@@ -1,0 +1,167 @@
+"""Schedules against their formulas, and which parameters weight decay shrinks."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from labelflow.engine import Training
+from labelflow.engine.optim import make_optimizer, make_schedule, norms_apart
+
+
+def rates(per_epoch: int, **settings: Any) -> list[float]:
+    """The learning rate of every update, asked in a random order: it is a function of the update's number alone."""
+    training = Training(batch=8, group=8, lr_batch=0, **settings)
+    length = training.updates or training.epochs * per_epoch
+    optimizer = make_optimizer(nn.Linear(2, 2), training)
+    schedule = make_schedule(optimizer, training, per_epoch)
+    found = {}
+    for update in torch.randperm(length).tolist():
+        found[update] = schedule(update)
+        assert {group["lr"] for group in optimizer.param_groups} == {found[update]}
+    return [found[update] for update in range(length)]
+
+
+def line(at: int, length: int, warmup: int, lr: float, min_lr: float, warmup_lr: float) -> float:
+    """Up from warmup_lr towards lr; then where a line from lr, at update 0, to min_lr, at the end, is by then."""
+    if at < warmup:
+        return warmup_lr + (lr - warmup_lr) * at / warmup
+    return min_lr + (lr - min_lr) * (1 - at / length)
+
+
+numbers = st.floats(0, 1, allow_subnormal=False)
+
+
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 20), st.tuples(numbers, numbers, numbers))
+def test_a_line(epochs: int, per_epoch: int, warmup: int, values: tuple[float, float, float]) -> None:
+    length, (warmup_lr, min_lr, lr) = epochs * per_epoch, sorted(values)
+    warmup = min(warmup, length - 1)
+    how: dict[str, Any] = {"schedule": "linear", "warmup_epochs": 0, "warmup_updates": warmup}
+    how |= {"lr": lr, "min_lr": min_lr, "warmup_lr": warmup_lr}
+    expected = [line(at, length, warmup, lr, min_lr, warmup_lr) for at in range(length)]
+    assert_close(rates(per_epoch, epochs=epochs, **how), expected)
+    assert_close(rates(per_epoch, updates=length, **how), expected)  # told in updates: the same
+    assert_close(rates(1, updates=length, epochs=1, **how), expected)  # whatever an epoch is
+
+
+def test_the_papers_line() -> None:
+    """160,000 updates, of which 1,500 climb from a millionth of the rate: recipes.md, 3."""
+    how: dict[str, Any] = {"schedule": "linear", "lr": 6e-5, "min_lr": 0.0, "warmup_lr": 6e-11}
+    training = Training(updates=160_000, warmup_updates=1500, warmup_epochs=0, lr_batch=0, **how)
+    schedule = make_schedule(make_optimizer(nn.Linear(2, 2), training), training, 1263)
+    assert_close(schedule(0), 6e-11)
+    assert_close(schedule(750), 6e-11 + (6e-5 - 6e-11) / 2)
+    assert_close(schedule(1500), 6e-5 * (1 - 1500 / 160_000))
+    assert_close(schedule(80_000), 3e-5)
+    assert_close(schedule(159_999), 6e-5 / 160_000)
+
+
+@given(st.integers(1, 9))
+def test_the_rate_is_divided_by_ten_at_the_first_updates_of_epochs_27_and_33(per_epoch: int) -> None:
+    found = rates(per_epoch, epochs=36, schedule="steps", lr=1e-4, warmup_epochs=0)
+    expected = [1e-4] * 27 * per_epoch + [1e-5] * 6 * per_epoch + [1e-6] * 3 * per_epoch
+    assert_close(found, expected)
+
+
+def test_other_steps_and_a_warm_up() -> None:
+    how: dict[str, Any] = {"schedule": "steps", "steps": (0.5,), "lr": 1e-4, "warmup_lr": 1e-7}
+    found = rates(5, epochs=4, warmup_epochs=0, warmup_updates=4, **how)
+    climb = [1e-7 + (1e-4 - 1e-7) * at / 4 for at in range(4)]
+    assert_close(found, [*climb, *[1e-4] * 6, *[1e-5] * 10])
+    by_epoch = rates(5, epochs=4, warmup_epochs=0, schedule_step="epoch", **how)
+    assert_close(by_epoch, [1e-4] * 10 + [1e-5] * 10)
+
+
+def test_a_cosine_counted_in_updates() -> None:
+    found = rates(
+        7, updates=20, schedule="cosine", lr=1.0, min_lr=0.1, warmup_epochs=0, warmup_updates=3, warmup_lr=0.0
+    )
+    cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * at / 20)) for at in range(3, 20)]
+    assert_close(found, [0.0, 1 / 3, 2 / 3, *cosine])
+    constant = rates(7, updates=6, schedule="constant", lr=0.5, warmup_epochs=0, warmup_updates=2, warmup_lr=0.1)
+    assert_close(constant, [0.1, 0.3, 0.5, 0.5, 0.5, 0.5])
+
+
+def test_warm_up_epochs_are_counted_in_updates_where_no_updates_are_told() -> None:
+    how: dict[str, Any] = {"schedule": "linear", "lr": 1.0, "min_lr": 0.0, "warmup_lr": 0.0}
+    one = rates(3, updates=12, warmup_epochs=2, **how)
+    assert one == rates(3, updates=12, warmup_epochs=0, warmup_updates=6, **how)
+    assert one == rates(3, updates=12, warmup_epochs=1, warmup_updates=6, **how)  # instead of warmup_epochs
+
+
+class Small(nn.Module):
+    """Something of everything that is decayed or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.ones(1, 4, 6))
+        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.inside = nn.Sequential(
+            nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.LayerNorm(6, bias=False), nn.GroupNorm(2, 6)
+        )
+
+    def no_weight_decay(self) -> set[str]:
+        return {"positions"}
+
+
+EXEMPT = {
+    "vectors": {"positions", "linear.bias", "norm.weight", "norm.bias", "inside.0.bias"}
+    | {f"inside.{layer}.{part}" for layer in (1, 3) for part in ("weight", "bias")}
+    | {"inside.2.weight"},
+    "norms": {"positions", "norm.weight", "norm.bias", "inside.2.weight"},
+    "nothing": set(),
+}
+
+
+@pytest.mark.parametrize("exempt", EXEMPT)
+def test_what_weight_decay_shrinks(exempt: str) -> None:
+    """With gradients of zero and decay alone, AdamW multiplies by 1 - lr·decay, or leaves things as they are."""
+    model = Small()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    training = Training(lr=0.1, lr_batch=0, weight_decay=0.5, exempt=exempt)  # type: ignore[arg-type]
+    optimizer = make_optimizer(model, training)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.detach(), torch.full_like(parameter, 1.0 if name in EXEMPT[exempt] else 0.95), msg=name)
+
+
+def test_every_parameter_is_in_one_group() -> None:
+    model = Small()
+    groups = norms_apart(model, 0.3)
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(map(id, model.parameters()))
+    plain = norms_apart(nn.Linear(2, 2), 0.3)  # which names nothing
+    assert [len(group["params"]) for group in plain] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": (0.9, 0.5)}, "each greater than the last"),
+        ({"steps": (0.5, 1.0)}, "parts of a run"),
+        ({"steps": (0.0,)}, "parts of a run"),
+        ({"updates": -1}, "updates must be a number from 0 on"),
+        ({"warmup_updates": -1}, "warmup_updates must be a number from 0 on"),
+        ({"updates": 10, "schedule_step": "epoch"}, "--schedule-step update"),
+        ({"warmup_updates": 10, "schedule_step": "epoch"}, "--schedule-step update"),
+        ({"epochs": 8, "warmup_epochs": 8}, r"less than epochs \(8\); choose --warmup-epochs 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Training(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"updates": 8, "warmup_updates": 8}, {"updates": 8, "warmup_epochs": 2}])
+def test_a_warm_up_as_long_as_the_run_is_refused_where_its_length_is_known(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"warm-up of 8 updates .* choose --warmup-updates 2 --warmup-epochs 0"):
+        rates(4, **{"warmup_epochs": 0, **settings})
