@@ -1,6 +1,7 @@
 """Segmenters and detectors as a user trains them: runs that learn, go on, are evaluated, drawn, and refused."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from safetensors.torch import load_file
 
 from labelflow.cli import main
 from labelflow.engine import Interrupted, Run
+from labelflow.engine.optim import norms_apart
 from labelflow.recipes import find_any
 from labelflow.tasks import evaluate_run, load_any, load_run, train_run
+from labelflow.tasks.dense.student import Whole
+from labelflow.tasks.detect.model import make_detector
+from labelflow.tasks.detect.sizes import Sizes
 from labelflow.tasks.runs import read_any_recipe
+from labelflow.tasks.segment.model import make_segmenter
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=32, depth=4, num_heads=2)"
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 TINY: dict[str, dict[str, Any]] = {
@@ -120,3 +125,32 @@ def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:
     shared = [name for name in after if "pos_embed" not in name]
     assert any(name.startswith("blocks.3") for name in shared)
     assert all(torch.equal(after[name], before[name]) for name in shared)
+
+
+def test_compiled_for_training_alone() -> None:
+    """Its gradients are those of the model as it is; evaluations, whose images have many sizes, compile nothing."""
+    torch.manual_seed(0)
+    model = make_segmenter(VIT, classes=3, width=4, image_size=32)
+    plain, compiled = Whole(deepcopy(model)), Whole(model)
+    compiled.compile(backend="eager")
+    images = torch.rand(2, 3, 32, 32)
+    for student in (plain, compiled):
+        torch.manual_seed(1)  # dropout
+        student.train()(images).logits.square().mean().backward()
+    pairs = zip(plain.parameters(), compiled.parameters(), strict=True)
+    assert all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs if one.grad is not None)
+    assert any(parameter.grad is not None for parameter in compiled.parameters())
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.set_stance("fail_on_recompile"):
+        for size in (24, 40):
+            compiled.eval()(torch.rand(1, 3, size, size))
+
+
+def test_positions_and_norms_are_exempt_in_a_detector_too() -> None:
+    detector = Whole(make_detector(SWIN, classes=2, sizes=Sizes(channels=8, hidden=16)))
+    decays = {id(one): group["weight_decay"] for group in norms_apart(detector, 0.05) for one in group["params"]}
+    named = dict(detector.named_parameters())
+    tables = [name for name in named if "relative_position_bias_table" in name]
+    assert len(tables) == 4
+    assert all(decays[id(named[name])] == 0 for name in tables)
+    assert decays[id(named["model.roi_heads.stages.0.box.shift.bias"])] == 0.05

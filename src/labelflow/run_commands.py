@@ -14,20 +14,21 @@ from labelflow.analysis.drawn import draw_objects, draw_segments
 from labelflow.data.images import read_or_refuse
 from labelflow.engine import Details
 from labelflow.report import write_report
-from labelflow.tasks import Loaded, find_objects, find_segments, load_any, predict
+from labelflow.report.dense import shown
+from labelflow.tasks import SURE, Loaded, find_objects, find_segments, load_any, predict
 from labelflow.tasks.kinds import kind_of
 from labelflow.tasks.runs import evaluate_in_detail
 
 
 def evaluate(
     run: Positional[Path],
-    data: str = "",
+    data: str | None = None,
     weights: str = "best",
-    image_size: int = 0,
-    scales: tuple[float, ...] = (),
+    image_size: int | None = None,
+    scales: tuple[float, ...] | None = None,
     flips: bool = False,
-    window: int = 0,
-    stride: int = 0,
+    window: int | None = None,
+    stride: int | None = None,
     as_json: bool = False,
 ) -> None:
     """The metrics of a run's model. Example: labelflow eval runs/quickstart
@@ -39,7 +40,7 @@ def evaluate(
         image_size: Of a classifier: another image size, if the model takes it.
         scales: Of a segmenter: sizes to ask at, such as 0.75 1 1.25 1.5 1.75, whose answers are averaged.
         flips: Of a segmenter: ask about the mirrored image, too.
-        window: Of a segmenter: the side of a sliding window.
+        window: Of a segmenter: the side of a sliding window; 0: the whole image at once.
         stride: Of a segmenter: how far windows are apart.
         as_json: Print JSON, for programs.
     """
@@ -47,11 +48,12 @@ def evaluate(
         "data": data,
         "image_size": image_size,
         "scales": scales,
-        "flips": flips,
+        "flips": flips or None,
         "window": window,
         "stride": stride,
     }
-    metrics, classes = evaluate_in_detail(run, weights, **{name: value for name, value in changes.items() if value})
+    asked = {name: value for name, value in changes.items() if value is not None}
+    metrics, classes = evaluate_in_detail(run, weights, **asked)
     if os.environ.get("RANK", "0") != "0":
         return
     if as_json:
@@ -66,7 +68,7 @@ def look(
     run: Positional[Path],
     images: Positional[tuple[Path, ...]],
     top: int = 3,
-    least: float = 0.5,
+    least: float = SURE,
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
     weights: str = "best",
 ) -> None:
@@ -82,7 +84,7 @@ def look(
     """
     loaded = load_any(run, weights)
     kind = kind_of(loaded.recipe).name
-    folder = out or run / "predictions"
+    folder, written = out or run / "predictions", set[Path]()
     for path in images:
         image = read_or_refuse(path)
         if kind == "train":
@@ -92,6 +94,9 @@ def look(
         told, picture = _segments(loaded, image) if kind == "segment" else _objects(loaded, image, least)
         folder.mkdir(parents=True, exist_ok=True)
         drawn = folder / f"{path.stem}.png"
+        if drawn in written:
+            drawn = folder / f"{path.stem}_{len(written)}.png"
+        written.add(drawn)
         picture.save(drawn)
         print(f"{path}  {told or 'nothing'}  {drawn}")
 
@@ -126,5 +131,5 @@ def _table(classes: Details) -> Table:
     names = list(next(iter(classes.values())))
     table = Table("class", *names, box=None)
     for name, own in classes.items():
-        table.add_row(name, *("–" if (value := own[key]) is None else f"{value:.1f}" for key in names))
+        table.add_row(name, *(shown(own[key]) for key in names))
     return table

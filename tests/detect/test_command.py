@@ -36,7 +36,7 @@ def box(*sides: float) -> Spoil:
 
 
 REFUSED: list[tuple[str, Spoil, list[str], str]] = [
-    ("train", box(34, 6, 10, 8), [], "leaves its image, which is 40 wide and 30 high; mend it, or leave such boxes"),
+    ("train", box(34, 6, 10, 8), [], "leaves its image, which is 40 wide and 30 high; mend it, or leave such objects"),
     ("val", box(4, 6, 0, 8), [], "has no area: width and height must be greater than 0"),
     ("train", lambda told: told.update(annotations=[]), [], "has no objects to train on"),
     ("val", lambda told: told.update(annotations=[]), [], "has no objects to evaluate on"),

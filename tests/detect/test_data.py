@@ -1,6 +1,7 @@
 """COCO's format and the sample world: what is read, what is refused, and how training sees it."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 
 from labelflow.chance import generator
 from labelflow.tasks.detect.data import Sample, open_source
+from labelflow.tasks.detect.packed import Packed
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.views import crop, eval_batches, flip, resize, train_batches, train_view
 
@@ -140,13 +142,64 @@ def test_there_must_be_something_to_evaluate_on(folder: Path) -> None:
         open_source(DetectData(data=str(folder)), "val")
 
 
-def test_bad_boxes_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> None:
+def test_bad_objects_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> None:
     told = content()
     told["annotations"][0]["bbox"] = [4, 6, 0, 8]
     told["annotations"][1]["bbox"] = [-0.4, 5, 41, 25.5]
     (folder / "annotations/instances_train2017.json").write_text(json.dumps(told))
-    sample = open_source(DetectData(data=str(folder), bad_boxes="drop"), "train").load(0)
-    assert_close(sample.boxes, torch.tensor([[0.0, 5, 40, 30]]))
+    source = open_source(DetectData(data=str(folder), bad_objects="drop"), "train")
+    assert_close(source.load(0).boxes, torch.tensor([[0.0, 5, 40, 30]]))
+    assert source.dropped == 1
+
+
+BAD: list[tuple[Spoil, str]] = [
+    (lambda one: one.update(bbox=[4, 6, 0, 8]), "has no area"),
+    (lambda one: one.update(segmentation=[[1, 2, 3, 4]]), "three points"),
+    (lambda one: one.pop("segmentation"), "is missing"),
+    (lambda one: one.update(segmentation={"size": [40, 30], "counts": [1200]}), "has size"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "problem"), BAD)
+def test_what_is_dropped_is_neither_seen_nor_true(folder: Path, spoil: Spoil, problem: str) -> None:
+    told = content()
+    spoil(told["annotations"][0])
+    for split in ("train", "val"):
+        (folder / f"annotations/instances_{split}2017.json").write_text(json.dumps(told))
+        with pytest.raises(ValueError, match=rf"annotation 1\b.*{problem}.*--bad-objects drop"):
+            open_source(DetectData(data=str(folder)), split)
+    data = DetectData(data=str(folder), bad_objects="drop")
+    train, val = open_source(data, "train"), open_source(data, "val")
+    assert (train.dropped, val.dropped) == (1, 1)
+    assert train.load(0).labels.tolist() == val.load(0).labels.tolist() == [0]
+    assert [one["id"] for one in val.truth()["annotations"]] == [2, 3, 4, 5]
+
+
+def test_areas_are_drawn_once_and_training_keeps_only_what_it_loads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DetectData(data=str(folder))
+    val, train = open_source(data, "val"), open_source(data, "train")
+    first = [one["area"] for one in val.truth()["annotations"]]
+    assert first == [80, 20, 20, 20, 20]
+    monkeypatch.setattr("labelflow.tasks.detect.data.draw", None)
+    assert [one["area"] for one in val.truth()["annotations"]] == first
+    with pytest.raises(ValueError, match="for evaluation only"):
+        train.truth()
+
+
+def test_packed_items_are_as_they_were() -> None:
+    items = [{"a": [1.5, None]}, "", (), list(range(1000)), {"size": [3, 4], "counts": "0é"}]
+    packed = Packed(iter(items))
+    for one in (packed, pickle.loads(pickle.dumps(packed))):  # as a worker gets it
+        assert len(one) == 5
+        assert [one[index] for index in (3, 1, 4, 0, 2)] == [items[index] for index in (3, 1, 4, 0, 2)]
+        assert list(one) == items
+        for outside in (-1, 5):
+            with pytest.raises(IndexError, match="there are 5 items"):
+                one[outside]
+    assert packed[0] is not packed[0]  # nothing is kept of what was read
+    assert list(Packed([])) == []
 
 
 def test_an_image_of_another_size_is_told_and_skipped(folder: Path) -> None:
@@ -196,7 +249,7 @@ def test_boxes_and_masks_move_with_the_image() -> None:
         for box, mask in zip(seen.boxes, seen.masks, strict=True):  # a part of a shape may be narrower than its box
             left, top, right, bottom = (torch.tensor(extent(mask)) - box).tolist()
             assert min(left, top, -right, -bottom) > -1.5
-        seen = train_view(sample, generator(number), DetectData(sides=(96, 111), crop=0.0))
+        seen = train_view(sample, generator(number), DetectData(sides=(96, 111), crop_chance=0.0))
         assert_close(seen.boxes, torch.tensor([extent(mask) for mask in seen.masks]).float(), atol=1.0, rtol=0)
 
 
@@ -223,4 +276,5 @@ def test_batches_start_anywhere_and_every_image_is_evaluated_once() -> None:
     parts = [batch for rank in (0, 1) for batch in eval_batches(val, data, batch=1, rank=rank, processes=2)]
     counted = [number for batch in parts for number, weight in zip(batch.numbers, batch.weights, strict=True) if weight]
     assert sorted(counted) == [0, 1, 2]
+    assert all(len(batch.images) == 1 and batch.targets == [] for batch in parts)  # nothing to pin or move
     assert len(parts) == 4

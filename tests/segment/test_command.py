@@ -94,7 +94,7 @@ def test_a_run_of_another_task_is_no_backbone(
     Run(run).write("model.json", {"task": entry.kind.name, "model": VIT, "classes": ["a", "b"], "samples": 4})
     Run(run).write("recipe.json", {"task": entry.kind.name, **asdict(entry.recipe)})
     line = told_in_a_line([*starting(task, folder), "--backbone", str(run), "--out", str(out)], capsys)
-    assert f"{run} is a {trained}'s run; a backbone comes from a classifier's" in line
+    assert f"{run} is a segmenter's or detector's run; a classifier's is needed to start from" in line
     assert not out.exists()
 
 

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 from torch.testing import assert_close
 
 from labelflow.chance import generator
 from labelflow.data.views import Draw
 from labelflow.tasks.dense.loading import Samples
-from labelflow.tasks.segment.data import Sample, open_source
+from labelflow.tasks.segment.data import Sample, check, open_source
 from labelflow.tasks.segment.settings import SegmentData
 from labelflow.tasks.segment.views import draw_crop, eval_batches, recolour, saturate, train_batches, train_view
 
@@ -124,6 +128,54 @@ def test_what_does_not_fit_is_refused_at_once(
     data = SegmentData(**{"data": str(folder), **settings})
     with pytest.raises(ValueError, match=message):
         [open_source(data, split) for split in ("train", "val")]
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float32])
+def test_masks_of_any_depth_mean_the_same(folder: Path, kind: type) -> None:
+    source = open_source(SegmentData(data=str(folder), void=(0, 200), classes="5"), "train")
+    ending = "png" if kind is np.uint8 else "tiff"
+    path = folder / f"masks/mask.{ending}"
+    source.pairs[0] = (source.pairs[0][0], path)
+    values = np.random.default_rng(1).choice([0, 1, 2, 5, 200], (10, 12))
+    Image.fromarray(values.astype(kind)).save(path)
+    naive = [[255 if value in (0, 200) else value - 1 for value in row] for row in values.tolist()]
+    found = source.mask(0)
+    assert (found.dtype, found.tolist()) == (torch.uint8, naive)
+    far = [] if kind is np.uint8 else [999]
+    values[0, : 2 + len(far)] = [7, 201, *far]
+    Image.fromarray(values.astype(kind)).save(path)
+    with pytest.raises(ValueError, match=rf"class ids {', '.join(map(str, [7, 201, *far]))}, which are none of the 5"):
+        source.mask(0)
+
+
+def test_masks_of_one_bit(folder: Path) -> None:
+    source = open_source(SegmentData(data=str(folder)), "train")
+    values = np.arange(120).reshape(10, 12) % 7 > 2
+    Image.fromarray(values).save(source.pairs[0][1])
+    assert source.mask(0).tolist() == values.astype(int).tolist()
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tiff", "webp"])
+def test_sizes_are_checked_without_decoding_and_turned_images_are_turned(
+    folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(SegmentData(data=str(folder)), "train")
+    path = folder / f"images/turned.{ending}"
+    source.pairs = [(path, source.pairs[0][1])]
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (10, 12)).save(path, exif=turned)  # its mask is 12 wide
+    loads = []
+    for plugin in (PngImageFile, JpegImageFile, TiffImageFile, WebPImageFile):
+        monkeypatch.setattr(plugin, "load", lambda self, load=plugin.load: loads.append(self.filename) or load(self))
+    check(source)
+    assert source.load(0).image.shape == (3, 10, 12)
+    loads.clear()
+    for size, notes in (((10, 12), {}), ((12, 10), {"exif": turned})):
+        Image.new("RGB", size).save(path, **notes)
+        with pytest.raises(ValueError, match=r"has 12×10 pixels.*has 10×12"):
+            check(source)
+    assert not [file for file in loads if Path(file) == path]
 
 
 def test_image_and_mask_move_together() -> None:

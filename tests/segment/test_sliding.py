@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
-from labelflow.tasks.segment.sliding import SCALES, Inference, fit, predict, resize, slide, starts
+from labelflow.tasks.dense.geometry import fit
+from labelflow.tasks.segment.sliding import SCALES, Inference, classify, predict, resize, slide, starts
 
 
 @pytest.fixture
@@ -71,6 +73,52 @@ def test_scales_and_flips_average_probabilities_at_the_original_size(model: nn.M
 def test_flips_make_a_mirrored_image_a_mirrored_answer(model: nn.Module) -> None:
     how = Inference(short=16, flips=True)
     assert_close(predict(model, images(16, 24).flip(3), how), predict(model, images(16, 24), how).flip(3))
+
+
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [
+        ((31, 45), Inference(short=12, long=64)),
+        ((31, 45), Inference(short=97, long=200, flips=True)),
+        ((31, 45), Inference(short=31, long=45)),
+        ((67, 9), Inference(short=7, long=40, scales=SCALES, flips=True)),
+        ((1, 5), Inference(short=3, long=30, scales=(0.5, 1.0))),
+        ((40, 3), Inference(short=1, long=2)),
+        ((53, 70), Inference(short=20, long=64, window=16, scales=(0.7, 1.3), flips=True)),
+    ],
+)
+def test_strips_of_rows_give_the_likeliest_classes_of_whole_images(
+    model: nn.Module, size: tuple[int, int], how: Inference
+) -> None:
+    seen = images(*size)
+    likely, classes = predict(model, seen, how).topk(2, 1)
+    clear = likely[:, 0] - likely[:, 1] > 1e-5  # rounding decides where two are alike
+    assert clear.float().mean() > 0.99
+    for rows in (1, 7, 64):
+        found = classify(model, seen, how, rows)
+        assert (found.shape, found.dtype) == ((2, *size), torch.long)
+        assert torch.equal(found[clear], classes[:, 0][clear])
+
+
+def test_classes_are_found_without_the_probabilities_of_all_pixels() -> None:
+    """No tensor is larger than a strip of the image, or the image."""
+    largest = 0
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            largest = max(largest, found.numel() if isinstance(found, Tensor) else 0)
+            return found
+
+    many = nn.Conv2d(3, 50, 1).requires_grad_(False)
+    how = Inference(short=16, long=16, scales=(0.5, 1.0), flips=True)
+    with Watch():
+        classify(many, images(96, 96), how, rows=4)
+    assert largest == 2 * 3 * 96 * 96
+    with Watch():
+        predict(many, images(96, 96), how)
+    assert largest == 2 * 50 * 96 * 96
 
 
 def test_what_cannot_be_is_told() -> None:

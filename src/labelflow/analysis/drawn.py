@@ -36,8 +36,8 @@ def draw_objects(image: Image.Image, found: dict[str, Tensor], names: Sequence[s
     if not labels:
         return picture
     colours = [colour(label) for label in labels]
-    masks = torch.stack([_resized(mask.bool(), picture) for mask in found["masks"]])
-    pixels = draw_segmentation_masks(pixels, masks, alpha=0.4, colors=colours)
+    for mask, own in reversed(list(zip(found["masks"], colours, strict=True))):  # the best on top
+        pixels = draw_segmentation_masks(pixels, _resized(mask.bool(), picture), alpha=0.4, colors=own)
     told = [names[label] for label in labels]
     if "scores" in found:
         told = [f"{name} {100 * score:.0f} %" for name, score in zip(told, found["scores"].tolist(), strict=True)]

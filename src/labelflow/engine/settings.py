@@ -14,11 +14,11 @@ class Training:
     """Optimiser, schedule, precision, and how a run is kept."""
 
     epochs: int = 300
-    """Passes through the training samples."""
+    """Passes through the training samples; 0 where updates are counted."""
     cooldown_epochs: int = 0
     """Further epochs at the smallest learning rate."""
     updates: int = 0
-    """Updates of the whole run, instead of epochs; 0: as many as the epochs take."""
+    """Updates of the whole run, where epochs is 0."""
     batch: int = 1024
     """Samples of an update, over all processes."""
     group: int = 128
@@ -38,7 +38,7 @@ class Training:
     warmup_epochs: int = 5
     """Epochs in which the learning rate climbs, within the schedule."""
     warmup_updates: int = 0
-    """Updates in which it climbs, instead of warmup_epochs; 0: as many as they take."""
+    """Updates in which it climbs, where warmup_epochs is 0."""
     warmup_lr: float = 1e-6
     """Where it climbs from; not scaled."""
     schedule: Literal["cosine", "linear", "steps", "constant"] = "cosine"
@@ -84,10 +84,10 @@ class Training:
     """Where Accelerate sends the metrics, too: tensorboard, wandb, …; '' for nowhere."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "group", "eval_epochs", "save_updates", "keep", "log_updates"):
+        for name in ("batch", "group", "eval_epochs", "save_updates", "keep", "log_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip", "updates", "warmup_updates"):
+        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip", "epochs", "updates", "warmup_updates"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be a number from 0 on, not {getattr(self, name)}")
         known(self.optimizer, dict.fromkeys(list_optimizers()), "optimizer")
@@ -95,6 +95,17 @@ class Training:
             raise ValueError(f"ema must lie in [0, 1), 0 for none, not {self.ema}")
         if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):
             raise ValueError(f"steps are parts of a run, each greater than the last, not {self.steps}")
+        if not self.updates and self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, not {self.epochs}")
+        if self.updates and (self.epochs or self.cooldown_epochs):
+            raise ValueError(
+                f"a run is counted in epochs or in updates, not in {self.epochs + self.cooldown_epochs} epochs and "
+                f"{self.updates} updates; set --updates 0, or --epochs 0 and --cooldown-epochs 0"
+            )
+        if self.warmup_epochs and self.warmup_updates:
+            raise ValueError(
+                "a warm-up is counted in epochs or in updates: set --warmup-epochs or --warmup-updates to 0"
+            )
         if (self.updates or self.warmup_updates) and self.schedule_step == "epoch":
             raise ValueError("a schedule that is counted in updates changes with every update: --schedule-step update")
         counted = self.updates or self.warmup_updates  # against what, is known with the data

@@ -3,12 +3,10 @@
 from labelflow.engine import Training
 from labelflow.recipes.base import COCO, FOLDER, Entry
 from labelflow.recipes.imagenet import swin
-from labelflow.recipes.small import SWIN
+from labelflow.recipes.small import SWIN, TINY_SWIN
 from labelflow.tasks import DetectRecipe
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.sizes import Sizes
-
-TINY_SWIN = "swin_tiny_patch4_window7_224(embed_dim=32, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 
 
 def cascade_swin(size: str, start: str) -> DetectRecipe:
@@ -17,7 +15,7 @@ def cascade_swin(size: str, start: str) -> DetectRecipe:
         backbone=swin(size).model,
         start=start,
         drop_path={"tiny": 0.2, "small": 0.2, "base": 0.3}[size],
-        data=DetectData(data=COCO, bad_boxes="drop"),  # two of train2017 have no area
+        data=DetectData(data=COCO, bad_objects="drop"),  # two of train2017 have no area
         training=Training(
             epochs=36,
             batch=16,
@@ -42,7 +40,7 @@ def small() -> DetectRecipe:
         short_side=128,
         long_side=224,
         sizes=Sizes(channels=32, hidden=64, samples=16, proposals=32),
-        data=DetectData(data=FOLDER, sides=(112, 128, 144), longest=256, crop=0.0),
+        data=DetectData(data=FOLDER, sides=(112, 128, 144), longest=256, crop_chance=0.0),
         training=Training(epochs=60, batch=8, group=8, lr=1e-3, lr_batch=0, warmup_epochs=2, clip=5.0, eval_epochs=5),
     )
 

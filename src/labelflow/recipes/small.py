@@ -6,6 +6,7 @@ from labelflow.recipes.base import FOLDER, LABELS, Entry
 from labelflow.tasks import Recipe
 
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=48, depths=(2, 2, 2, 2), num_heads=(2, 4, 8, 16), window_size=4)"
+TINY_SWIN = "swin_tiny_patch4_window7_224(embed_dim=32, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 LVVIT = "embed_dim=128, depth=6, num_heads=4, stem=((7, 3, 3, 4), (2, 1, 1, 4)), stem_width=32"  # patches of 8 pixels
 
 

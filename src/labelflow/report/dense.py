@@ -1,6 +1,6 @@
 """The pages of segmenters and detectors: what they see in evaluation images, and the scores of each class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
 from labelflow.report.page import Measured, data_uri, make_page
-from labelflow.tasks import find_objects, find_segments, load_any
+from labelflow.tasks import SURE, find_objects, find_segments, load_any
+from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.detect.data import open_source as open_objects
 from labelflow.tasks.runs import Loaded, read_any_recipe
 from labelflow.tasks.segment.data import open_source as open_masks
@@ -31,15 +32,16 @@ def segmenter_page(run: Run) -> str:
 
 
 def detector_page(run: Run) -> str:
-    return _page(run, BOX_AP, object_pictures, "what is true, and what the detector is surer of than 50 %")
+    return _page(
+        run, BOX_AP, object_pictures, f"what is true, and what the detector is surer of than {100 * SURE:.0f} %"
+    )
 
 
 def segment_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image]:
     """Evaluation images, at even distances: under their true classes, and under those that are seen."""
     source = open_masks(loaded.recipe.data, "val")
     pictures = []
-    for index in _spread(len(source), count):
-        sample = source.load(index)
+    for sample in _samples(source, count):
         image = _image(sample.image)
         found = find_segments(loaded, image)
         pictures.append(beside(*(draw_segments(image, one, loaded.classes) for one in (sample.mask, found))))
@@ -50,8 +52,7 @@ def object_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image
     """Evaluation images, at even distances: with their true objects, and with those that are seen."""
     source = open_objects(loaded.recipe.data, "val")
     pictures = []
-    for index in _spread(len(source), count):
-        sample = source.load(index)
+    for sample in _samples(source, count):
         image = _image(sample.image)
         truth = {"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks}
         pictures.append(
@@ -83,21 +84,27 @@ def _classes(run: Run) -> str:
     names = list(next(iter(details.values()), {}))
     head = "".join(f'<th scope="col">{HEADINGS.get(name, name)}</th>' for name in names)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{_number(own[key])}</td>" for key in names)}</tr>'
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{shown(own[key])}</td>" for key in names)}</tr>'
         for name, own in details.items()
     )
     return f"""<section><h2>Classes</h2><p>At the last evaluation.</p><div class="classes"><table>
 <thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"""
 
 
-def _number(value: float | None) -> str:
+def shown(value: float | None) -> str:
+    """A score of a class."""
     if value is None:
         return "–"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def _spread(length: int, count: int) -> list[int]:
-    return np.unique(np.linspace(0, length - 1, min(count, length)).round().astype(int)).tolist()
+def _samples(source: DenseSource, count: int) -> Iterator[Any]:
+    """Those that can be read, of so many at even distances."""
+    for index in np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int)).tolist():
+        try:
+            yield source.load(index)
+        except (ValueError, OSError):  # told in the evaluation
+            continue
 
 
 def _image(pixels: Tensor) -> Image.Image:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
-from labelflow.engine import Details, Training
+from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import schedule_lengths
 from labelflow.guides import Mixing, Scene
 from labelflow.labels import Store, StoreLabels, check_keys
@@ -98,6 +98,7 @@ class Classification(Evaluation):
         check_batch(recipe.training, self.samples)
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
         check_colours(self.model_name, recipe.start, recipe.data.mean, recipe.data.std)
+        check_classifier(recipe.start)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
         if recipe.training.checkpointing:
@@ -212,6 +213,13 @@ def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[flo
     if cfg is not None and start in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
         wanted_mean, wanted_std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
         raise ValueError(f"timm's weights of {name} expect other colours: --mean {wanted_mean} --std {wanted_std}")
+
+
+def check_classifier(folder: str) -> None:
+    """A run to start from is a classifier's."""
+    is_run = folder and (Path(folder) / "model.json").exists()
+    if is_run and Run(folder).read("model.json").get("task", "train") != "train":
+        raise ValueError(f"{folder} is a segmenter's or detector's run; a classifier's is needed to start from")
 
 
 def weights_file(start: str) -> str:

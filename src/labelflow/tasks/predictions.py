@@ -16,6 +16,8 @@ from labelflow.tasks.runs import Loaded
 from labelflow.tasks.segment import sliding
 from labelflow.tasks.segment.task import SegmentRecipe
 
+SURE = 0.3  # how sure a detector must be of an object that is shown
+
 
 @torch.no_grad()
 def predict(loaded: Loaded[Recipe], images: list[Image.Image], top: int = 5) -> list[list[tuple[str, float]]]:
@@ -34,11 +36,11 @@ def find_segments(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
     """The class of each pixel of an image: (H, W)"""
     data = loaded.recipe.data
     seen = T.normalize(_tensor(image), list(data.mean), list(data.std))[None]
-    return sliding.predict(lambda images: loaded.model(images).logits, seen, loaded.recipe.inference).argmax(1)[0]
+    return sliding.classify(lambda images: loaded.model(images).logits, seen, loaded.recipe.inference)[0]
 
 
 @torch.no_grad()
-def find_objects(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = 0.5) -> dict[str, Tensor]:
+def find_objects(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = SURE) -> dict[str, Tensor]:
     """The objects of an image that are surer than `least`: boxes (N, 4), labels (N,), scores (N,), masks (N, H, W)."""
     found: dict[str, Tensor] = loaded.model([_tensor(image)])[0]
     kept = found["scores"] > least

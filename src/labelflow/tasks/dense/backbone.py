@@ -18,7 +18,7 @@ from labelflow.engine.run import Run
 from labelflow.models import lvvit
 from labelflow.models.create import create
 from labelflow.spec import parse
-from labelflow.tasks.classify import weights_file
+from labelflow.tasks.classify import check_classifier, weights_file
 from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
 
 _SWIN = {"strict_img_size": False, "always_partition": True}  # windows keep their size and shift
@@ -30,7 +30,6 @@ ANY_SIZE: dict[str, dict[str, Any]] = {  # by the file of a model: with which ar
 }
 # Their stages end in a residual sum: each level gets a LayerNorm of its own, with the ε of the others.
 NORMED = {"swin_transformer": 1e-5, "swin_transformer_v2": 1e-5, "convnext": 1e-6}
-OTHER_TASKS = {"segment": "segmenter", "detect": "detector"}  # whose runs are no classifier's
 
 
 class Levels(nn.Module):
@@ -63,6 +62,11 @@ class Levels(nn.Module):
         features = model.forward_intermediates(padded, indices=self.indices, intermediates_only=True)
         return [out(one) for out, one in zip(self.outs, features, strict=True)]
 
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm exempts: positions, class tokens, tables of relative positions."""
+        exempt: Any = getattr(self.model, "no_weight_decay", set)
+        return {f"model.{name}" for name in exempt()}
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.model.set_grad_checkpointing(enable)  # type: ignore[operator]
 
@@ -80,17 +84,17 @@ class _PadFirst:
         return super()._attn(padded)[:, :height, :width]  # type: ignore[misc]
 
 
-class PadFirst(_PadFirst, swin_transformer.SwinTransformerBlock):
-    pass
+class SwinTransformerBlock(_PadFirst, swin_transformer.SwinTransformerBlock):
+    """With timm's name, by which FSDP is told what to wrap."""
 
 
-class PadFirstV2(_PadFirst, swin_transformer_v2.SwinTransformerV2Block):
-    pass
+class SwinTransformerV2Block(_PadFirst, swin_transformer_v2.SwinTransformerV2Block):
+    """With timm's name, by which FSDP is told what to wrap."""
 
 
 PADDED = {
-    swin_transformer.SwinTransformerBlock: PadFirst,
-    swin_transformer_v2.SwinTransformerV2Block: PadFirstV2,
+    swin_transformer.SwinTransformerBlock: SwinTransformerBlock,
+    swin_transformer_v2.SwinTransformerV2Block: SwinTransformerV2Block,
 }
 
 
@@ -109,15 +113,28 @@ def make_levels(backbone: str, start: str = "", drop_path: float = 0.0, image_si
     """
     name, arguments, weights = resolve(backbone, start, image_size)
     family = _family(name)
-    model: Any = create(name, weights, **{**ANY_SIZE.get(family, {}), "drop_path_rate": drop_path, **arguments})
+    model = _create(name, weights, drop_path, {**ANY_SIZE.get(family, {}), **arguments})
     levels = _plain_levels(model, count) if _is_plain(model) else _stage_levels(model, count, NORMED.get(family))
     levels.spec = Backbone(name, arguments, "").spec
     model.prune_intermediate_layers(levels.indices, prune_norm=True, prune_head=True)
-    if list(getattr(model, "head", nn.Identity()).parameters()):  # ConvNeXt's has a norm
-        model.head = nn.Identity()
+    for last in ("head", "final_conv"):  # ConvNeXt's and FastViT's: no level depends on them
+        if list(getattr(model, last, nn.Identity()).parameters()):
+            setattr(model, last, nn.Identity())
     for module in model.modules():
         module.__class__ = PADDED.get(type(module), type(module))
     return levels
+
+
+def _create(name: str, weights: str, drop_path: float, arguments: dict[str, Any]) -> Any:
+    """Some of timm's models have no drop-path, others have some where nothing is said."""
+    try:
+        return create(name, weights, **{"drop_path_rate": drop_path, **arguments})
+    except ValueError as error:
+        if "drop_path_rate" not in str(error):
+            raise
+    if drop_path:
+        raise ValueError(f"{name} has no drop-path: choose --drop-path 0")
+    return create(name, weights, **arguments)
 
 
 class Backbone(NamedTuple):
@@ -170,9 +187,8 @@ def _is_run(backbone: str) -> bool:
 
 def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a run's model, without those that are the classifier's alone."""
+    check_classifier(folder)
     card = Run(folder).read("model.json")
-    if card.get("task") in OTHER_TASKS:
-        raise ValueError(f"{folder} is a {OTHER_TASKS[card['task']]}'s run; a backbone comes from a classifier's")
     kept = {key: value for key, value in card["arguments"].items() if key not in ("num_classes", "drop_path_rate")}
     return card["model"], kept
 

@@ -1,6 +1,6 @@
 """A dense model as the engine trains it."""
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,18 +13,18 @@ class Whole(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = with_shared_norms(model)
+        self.fast: Callable[..., Any] | None = None
 
     def forward(self, *inputs: Any) -> Any:
-        return self.model(*inputs)
+        return self.fast(*inputs) if self.fast and self.training else self.model(*inputs)
+
+    def compile(self, *args: Any, **how: Any) -> None:
+        """For training, whose images have one size; those of an evaluation have many, and are computed as they are."""
+        self.fast = torch.compile(self.model.forward, dynamic=False, **how)
 
     def no_weight_decay(self) -> set[str]:
         own: Any = getattr(self.model, "no_weight_decay", set)
         return {f"model.{name}" for name in own()}
-
-
-def known(value: float) -> float | None:
-    """None where a metric has nothing to measure, which JSON can tell."""
-    return None if math.isnan(value) else value
 
 
 def with_shared_norms(model: nn.Module) -> nn.Module:

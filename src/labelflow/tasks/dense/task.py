@@ -1,5 +1,6 @@
 """What the engine needs of a dense task, as far as segmentation and detection have it in common."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,16 @@ from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.dense.student import Whole
 
 Colours = tuple[float, ...]  # of red, green and blue
+
+
+def or_none(value: float) -> float | None:
+    """None where a metric has nothing to measure, which JSON can tell."""
+    return None if math.isnan(value) else value
+
+
+def check_drop_path(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop_path must lie in [0, 1), not {rate}")
 
 
 def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
@@ -47,6 +58,10 @@ class DenseTask:
 
     def _prepare(self) -> None:
         recipe, training = self.recipe, self.recipe.training
+        if training.deterministic and torch.cuda.is_available():
+            raise ValueError(
+                "on a GPU, not all that segmenters and detectors compute repeats: leave --deterministic away"
+            )
         self.train_source: DenseSource = self.open(recipe.data, "train")
         check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
         self.samples = len(self.train_source)

@@ -45,15 +45,32 @@ def read_annotations(file: Path) -> Entry:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{file}: two categories are called {twice[0]!r}; give each class one name and one id")
-    sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in content["images"]}
     for entry in content["annotations"]:
         for field, key in (("image_id", "images"), ("category_id", "categories")):
             if not isinstance(entry[field], int) or entry[field] not in ids[key]:
                 raise ValueError(f"{file}: annotation {entry['id']} is of {field} {entry[field]}, which {key} lacks")
-        problem = _mask_problem(entry.get("segmentation"), sizes[entry["image_id"]])
-        if problem:
-            raise ValueError(f"{file}: the mask of annotation {entry['id']} {problem}")
     return content
+
+
+def sound_objects(file: Path, content: Entry, drop: bool) -> list[Entry]:
+    """The annotations whose boxes and masks fit their images; others are dropped, or refused with a `ValueError`."""
+    sizes = image_sizes(content)
+    sound = []
+    for entry in content["annotations"]:
+        size, which = sizes[entry["image_id"]], f"of annotation {entry['id']}"
+        wrong_box = box_problem(entry["bbox"], size)
+        wrong_mask = _mask_problem(entry.get("segmentation"), size)
+        if not wrong_box and not wrong_mask:
+            sound.append(entry)
+        elif not drop:
+            told = f"box {which}, {entry['bbox']}, {wrong_box}" if wrong_box else f"mask {which} {wrong_mask}"
+            raise ValueError(f"{file}: the {told}; mend it, or leave such objects out with --bad-objects drop")
+    return sound
+
+
+def image_sizes(content: Entry) -> dict[int, tuple[int, int]]:
+    """(H, W) of each image, by its id."""
+    return {entry["id"]: (entry["height"], entry["width"]) for entry in content["images"]}
 
 
 def _check_images(file: Path, images: list[Entry]) -> None:
@@ -96,7 +113,7 @@ def _mask_problem(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def _numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(one, int | float) and math.isfinite(one) for one in values)
+    return isinstance(values, list) and {*map(type, values)} <= {int, float} and all(map(math.isfinite, values))
 
 
 def draw(segmentation: Any, size: tuple[int, int]) -> np.ndarray:

@@ -7,7 +7,7 @@ Shapes: T objects, H×W pixels.
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from labelflow.data.folder import few
 from labelflow.data.images import read
 from labelflow.data.world import World
 from labelflow.tasks.dense.loading import is_world, open_world
-from labelflow.tasks.detect.coco import Entry, box_problem, draw, encode, evaluator, read_annotations
+from labelflow.tasks.detect.coco import Entry, draw, encode, evaluator, image_sizes, read_annotations, sound_objects
 from labelflow.tasks.detect.files import find_annotations, find_images, given
+from labelflow.tasks.detect.packed import Packed
 from labelflow.tasks.detect.settings import DetectData
 
 
@@ -30,79 +31,88 @@ class Sample(NamedTuple):
     number: int  # the image's id
 
 
+class Object(NamedTuple):
+    box: list[float]  # left, top, width, height
+    label: int
+    segmentation: Any  # polygons or run lengths
+
+
+class Picture(NamedTuple):
+    """What a file in COCO's format tells of an image."""
+
+    number: int
+    file: str
+    size: tuple[int, int]  # H, W
+    objects: list[Object]  # without crowds
+
+
 class Coco:
     """A data set in COCO's format. In training, crowds are left out, and images without objects unless kept."""
 
     def __init__(
         self, file: Path, images: Path | None = None, *, training: bool, keep_empty: bool = False, drop: bool = False
     ) -> None:
-        self.file, self.content = file, read_annotations(file)
-        names = {entry["id"]: str(entry["name"]) for entry in self.content["categories"]}
+        content = read_annotations(file)
+        told = len(content["annotations"])
+        content["annotations"] = sound_objects(file, content, drop)
+        self.file, self.dropped = file, told - len(content["annotations"])
+        self.content = {} if training else content  # large, and only an evaluation asks for it
+        names = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
         self.categories = sorted(names)
         self.classes = [names[number] for number in self.categories]
-        self.objects: dict[int, list[Entry]] = defaultdict(list)
-        sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in self.content["images"]}
-        for entry in self.content["annotations"]:
-            problem = box_problem(entry["bbox"], sizes[entry["image_id"]])
-            if problem and not drop:
-                raise ValueError(
-                    f"{file}: the box of annotation {entry['id']}, {entry['bbox']}, {problem}; mend it, or leave such "
-                    "boxes out with --bad-boxes drop"
-                )
-            if not problem and not entry.get("iscrowd", 0):
-                self.objects[entry["image_id"]].append(entry)
-        everything = sorted(self.content["images"], key=lambda entry: entry["id"])
-        self.images = [entry for entry in everything if not training or keep_empty or self.objects[entry["id"]]]
-        if not any(self.objects.values()):
-            what = f"objects to {'train' if training else 'evaluate'} on: crowds are none" if everything else "images"
-            raise ValueError(f"{file} has no {what}")
-        self.folder = images = images or find_images(file, self.images[0]["file_name"])
+        pictures = _pictures(content, self.categories)
+        if not any(one.objects for one in pictures):
+            what = f"objects to {'train' if training else 'evaluate'} on: crowds are none" if pictures else "images"
+            raise ValueError(f"{file} has no {what}" + (f"; {self.dropped} were dropped" if self.dropped else ""))
+        pictures = [one for one in pictures if not training or keep_empty or one.objects]
+        self.folder = images = images or find_images(file, pictures[0].file)
         present = {path.relative_to(images).as_posix() for path in images.rglob("*") if path.is_file()}
-        absent = [entry["file_name"] for entry in self.images if entry["file_name"] not in present]
+        absent = [one.file for one in pictures if one.file not in present]
         if absent:
             raise ValueError(f"{images} lacks images of {file}: {few(absent)}")
+        self.pictures = Packed(pictures)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.pictures)
 
     def load(self, index: int) -> Sample:
-        entry = self.images[index]
+        number, _, (height, width), objects = self.pictures[index]
         image = torch.from_numpy(np.array(read(self.name(index)))).permute(2, 0, 1)
-        height, width = entry["height"], entry["width"]
         if image.shape[1:] != (height, width):
             told = f"{image.shape[1]}×{image.shape[2]}"
             raise ValueError(f"{self.name(index)} has {told} pixels, but {self.file} says {height}×{width}")
-        objects = self.objects[entry["id"]]
-        boxes = torch.tensor([one["bbox"] for one in objects], dtype=torch.float32).view(-1, 4)
+        boxes = torch.tensor([one.box for one in objects], dtype=torch.float32).view(-1, 4)
         boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).clamp_min(0)
         boxes = boxes.minimum(boxes.new_tensor([width, height, width, height]))
-        labels = torch.tensor([self.categories.index(one["category_id"]) for one in objects], dtype=torch.long)
-        masks = [draw(one["segmentation"], (height, width)) for one in objects]
+        labels = torch.tensor([one.label for one in objects], dtype=torch.long)
+        masks = [draw(one.segmentation, (height, width)) for one in objects]
         drawn = torch.from_numpy(np.stack(masks)) if masks else torch.zeros(0, height, width, dtype=torch.uint8)
-        return Sample(image, boxes, labels, drawn, entry["id"])
+        return Sample(image, boxes, labels, drawn, number)
 
     def truth(self) -> Entry:
-        """What is true of all its images, in COCO's format: the file's own content. Areas that it does not tell are
-        those of the masks."""
-        shapes = {entry["id"]: (entry["height"], entry["width"]) for entry in self.content["images"]}
-        filled = [
-            {"iscrowd": 0, **one}
-            if "area" in one
-            else {"iscrowd": 0, **one, "area": float(draw(one["segmentation"], shapes[one["image_id"]]).sum())}
-            for one in self.content["annotations"]
-        ]
-        return {**self.content, "annotations": filled}
+        """What is true of all images of an evaluation, in COCO's format: the file's own content. Areas that it does not
+        tell are those of the masks, filled in once."""
+        if not self.content:
+            raise ValueError("what is true of all images is kept for evaluation only, not for training")
+        sizes = image_sizes(self.content)
+        for one in self.content["annotations"]:
+            one.setdefault("iscrowd", 0)
+            if "area" not in one:
+                one["area"] = float(draw(one["segmentation"], sizes[one["image_id"]]).sum())
+        return self.content
 
     def blank(self) -> Sample:
         image = torch.zeros(3, 32, 32, dtype=torch.uint8)
         return Sample(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), image[:0], -1)
 
     def name(self, index: int) -> str:
-        return str(self.folder / self.images[index]["file_name"])
+        return str(self.folder / self.pictures[index].file)
 
 
 class WorldObjects:
     """Scenes of the sample world, as COCO would tell of them."""
+
+    dropped = 0
 
     def __init__(self, world: World) -> None:
         self.world, self.classes = world, list(world.classes)
@@ -129,6 +139,18 @@ class WorldObjects:
         return self.world.name(index)
 
 
+def _pictures(content: Entry, categories: list[int]) -> list[Picture]:
+    """Sorted by their ids."""
+    labels = {number: label for label, number in enumerate(categories)}
+    objects: dict[int, list[Object]] = defaultdict(list)
+    for one in content["annotations"]:
+        if not one.get("iscrowd", 0):
+            objects[one["image_id"]].append(Object(one["bbox"], labels[one["category_id"]], one["segmentation"]))
+    sizes = image_sizes(content)
+    files = {entry["id"]: entry["file_name"] for entry in content["images"]}
+    return [Picture(number, files[number], sizes[number], objects[number]) for number in sorted(files)]
+
+
 def open_source(data: DetectData, split: str) -> Coco | WorldObjects:
     """The part "train" or "val" of the data, checked: `ValueError` where something is wrong with it."""
     if is_world(data.data):
@@ -139,7 +161,7 @@ def open_source(data: DetectData, split: str) -> Coco | WorldObjects:
     root = Path(data.data)
     found = given(root, file) if file else find_annotations(root, split)
     where = given(root, images) if images else None
-    return Coco(found, where, training=training, keep_empty=data.keep_empty, drop=data.bad_boxes == "drop")
+    return Coco(found, where, training=training, keep_empty=data.keep_empty, drop=data.bad_objects == "drop")
 
 
 def as_coco(samples: list[Sample], categories: list[int], classes: list[str]) -> Entry:

@@ -1,11 +1,12 @@
 """Average precision as COCO defines it, by its maintained evaluator, faster-coco-eval."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from accelerate.utils import gather_object
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from labelflow.tasks.detect.coco import Entry, encode, evaluator
@@ -33,9 +34,23 @@ class Detections:
         return taken
 
 
+def on_main(compute: Callable[[], Any]) -> Any:
+    """What the main process computes, told to all. What goes wrong there goes wrong everywhere: none waits forever."""
+    told: list[Any] = [None]
+    if PartialState().is_main_process:
+        try:
+            told = [compute()]
+        except Exception as error:
+            told = [error]
+    (found,) = broadcast_object_list(told)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 def as_results(found: dict[str, Tensor], number: int, categories: Sequence[int]) -> list[Entry]:
     """Detections in COCO's format for results."""
-    corners = found["boxes"].double().tolist()
+    corners = found["boxes"].cpu().double().tolist()
     rows = zip(corners, found["labels"].tolist(), found["scores"].tolist(), encode(found["masks"]), strict=True)
     return [
         {

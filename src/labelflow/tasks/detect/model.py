@@ -10,12 +10,12 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform, res
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.tasks.dense.backbone import make_levels
+from labelflow.tasks.dense.geometry import fit
 from labelflow.tasks.detect.boxes import Size
 from labelflow.tasks.detect.cascade import Cascade, Target
 from labelflow.tasks.detect.pooling import STRIDES, paste
 from labelflow.tasks.detect.proposals import LOSSES, Pyramid, region_proposals
 from labelflow.tasks.detect.sizes import Sizes
-from labelflow.tasks.segment.sliding import fit
 
 OUTSIDE = 0.5  # pixels by which a box may leave its image: rounding
 
@@ -96,6 +96,9 @@ class CascadeMaskRCNN(GeneralizedRCNN):
         for number, (image, target) in enumerate(zip(images, targets, strict=True)):
             check_target(target, (image.shape[-2], image.shape[-1]), self.classes, f"image {number}")
         return {LOSSES.get(name, name): loss for name, loss in super().forward(images, targets).items()}
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"backbone.levels.{name}" for name in self.backbone.levels.no_weight_decay()}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.backbone.levels.set_grad_checkpointing(enable)

@@ -21,14 +21,15 @@ class DetectData:
     """The folder of images to evaluate on, where names do not tell."""
     keep_empty: bool = False
     """Whether to train on images without objects, too."""
-    bad_boxes: Literal["refuse", "drop"] = "refuse"
-    """What to do with boxes that have no area or leave their image by more than a pixel."""
+    bad_objects: Literal["refuse", "drop"] = "refuse"
+    """What to do with boxes that have no area or leave their image by more than a pixel, and masks that are missing or
+    no masks. What is dropped counts neither in training nor in evaluation."""
 
     sides: tuple[int, ...] = tuple(range(480, 801, 32))
     """The shorter side of a training image is one of these, …"""
     longest: int = 1333
     """… unless its longer side would become longer than this."""
-    crop: float = 0.5
+    crop_chance: float = 0.5
     """Probability of a crop before that."""
     crop_sides: tuple[int, ...] = (400, 500, 600)
     """The shorter side of an image that is then cropped."""
@@ -44,10 +45,10 @@ class DetectData:
     def __post_init__(self) -> None:
         if not self.sides or min(self.sides) < 1 or self.longest < 1:
             raise ValueError(f"sides must be at least 1, not {self.sides}, {self.longest}")
-        if self.crop and (not self.crop_sides or not 1 <= self.crop_range[0] <= self.crop_range[1]):
+        if self.crop_chance and (not self.crop_sides or not 1 <= self.crop_range[0] <= self.crop_range[1]):
             raise ValueError(
                 f"a crop needs sides and a range, the smaller first, not {self.crop_sides}, {self.crop_range}"
             )
-        for name in ("flip", "crop"):
+        for name in ("flip", "crop_chance"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")

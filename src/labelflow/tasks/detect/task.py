@@ -9,10 +9,9 @@ from torch import Generator, Tensor, nn
 
 from labelflow.engine import Training
 from labelflow.loss import Term
-from labelflow.tasks.dense.student import known
-from labelflow.tasks.dense.task import Colours, DenseTask
+from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_none
 from labelflow.tasks.detect.data import open_source
-from labelflow.tasks.detect.metrics import Detections, scores_and_classes
+from labelflow.tasks.detect.metrics import Detections, on_main, scores_and_classes
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.sizes import Sizes
@@ -42,6 +41,11 @@ class DetectRecipe(Changeable):
     data: DetectData = field(default_factory=DetectData)
     training: Training = field(default_factory=Training)
 
+    def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if not 1 <= self.short_side <= self.long_side:
+            raise ValueError(f"sides must be 1 ≤ short_side ≤ long_side, not {self.short_side} and {self.long_side}")
+
     @property
     def title(self) -> str:
         return f"Cascade Mask R-CNN on {self.backbone}"
@@ -60,6 +64,8 @@ class Detection(DenseTask):
         self.found = Detections()
 
     def make_model(self) -> CascadeMaskRCNN:
+        if self.recipe.training.compile:
+            raise ValueError("a detector would be compiled anew for every size of image: leave --compile away")
         return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.start)
 
     def colours(self) -> tuple[Colours, Colours]:
@@ -82,8 +88,9 @@ class Detection(DenseTask):
 
     def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Average precision, in percent."""
-        found, classes = scores_and_classes(self.eval_source.truth(), *self.found.take())
-        self._details = {name: {kind: known(ap) for kind, ap in own.items()} for name, own in classes.items()}
+        results, images = self.found.take()
+        found, classes = on_main(lambda: scores_and_classes(self.eval_source.truth(), results, images))
+        self._details = {name: {kind: or_none(ap) for kind, ap in own.items()} for name, own in classes.items()}
         return found
 
 

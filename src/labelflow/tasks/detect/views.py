@@ -14,10 +14,10 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
+from labelflow.tasks.dense.geometry import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
 from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.segment.sliding import fit
 
 LEAST = 1.0  # pixels of a box that is left after a crop, at least
 
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     """Images of any sizes, and what is true of them."""
 
     images: list[Tensor]  # (3, H, W) each, from 0 to 1
-    targets: list[dict[str, Tensor]]  # boxes (T, 4), labels (T,), masks (T, H, W) each
+    targets: list[dict[str, Tensor]]  # boxes (T, 4), labels (T,), masks (T, H, W) each; none in an evaluation
     numbers: list[int]  # the images' ids
     weights: list[float]  # 0 where a sample does not count
     problems: list[str]  # samples that could not be read
@@ -41,7 +41,7 @@ def train_view(sample: Sample, generator: Generator, data: DetectData) -> Sample
     """Flipped, cropped or not, resized to one of several sizes."""
     if _uniform(generator) < data.flip:
         sample = flip(sample)
-    if _uniform(generator) < data.crop:
+    if _uniform(generator) < data.crop_chance:
         sample = resize(sample, _one_of(data.crop_sides, generator), data.longest)
         sample = crop(sample, draw_crop(sample, data.crop_range, generator))
     return resize(sample, _one_of(data.sides, generator), data.longest)
@@ -94,8 +94,8 @@ def train_batches(source: DenseSource, data: DetectData, *, seed: int, **plan: i
 
 
 def eval_batches(source: DenseSource, data: DetectData, **plan: int) -> "DataLoader[Batch]":
-    """Every sample once: see `load_evaluation`."""
-    return load_evaluation(Samples(source, eval_view), collate, data.workers, **plan)
+    """Every image once: see `load_evaluation`."""
+    return load_evaluation(Samples(source, eval_view), collate_images, data.workers, **plan)
 
 
 def collate(seen: list[Seen]) -> Batch:
@@ -107,6 +107,11 @@ def collate(seen: list[Seen]) -> Batch:
         [one.weight for one in seen],
         [one.problem for one in seen if one.problem],
     )
+
+
+def collate_images(seen: list[Seen]) -> Batch:
+    """Without targets: an evaluation compares with what its source tells of all images at once."""
+    return collate(seen)._replace(targets=[])
 
 
 def _boxes(sample: Sample) -> tv_tensors.BoundingBoxes:

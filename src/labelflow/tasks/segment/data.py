@@ -23,6 +23,7 @@ from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
 
 EXIF_TURN = 0x0112
+EXIF_FIRST = {"JPEG", "MPO", "WEBP"}  # formats that have it before the pixels; a PNG may; a TIFF's size is turned
 
 
 class Sample(NamedTuple):
@@ -35,6 +36,7 @@ class Pairs:
 
     def __init__(self, layout: Layout) -> None:
         self.pairs, self.classes, self.meaning = layout
+        self.codes = self.meaning.astype(np.uint8)  # (256,)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -52,15 +54,16 @@ class Pairs:
         with Image.open(path) as file:
             if len(file.getbands()) > 1:
                 raise ValueError(f"{path} is a picture in {file.mode}; a mask has one channel, of class ids")
-            values = np.array(file).astype(np.int64)
-        unknown = values[(values < 0) | (values > 255) | (self.meaning[values.clip(0, 255)] < 0)]
+            values = np.array(file)
+        ids = _ids(values)
+        unknown = ids[(ids < 0) | (ids > 255) | (self.meaning[ids.clip(0, 255)] < 0)]
         if len(unknown):
             known = np.flatnonzero((self.meaning >= 0) & (self.meaning != VOID))
             raise ValueError(
-                f"{path} has the class ids {few([str(one) for one in np.unique(unknown)])}, which are none of the "
+                f"{path} has the class ids {few([str(one) for one in unknown])}, which are none of the "
                 f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); mend the mask or the list of classes"
             )
-        return torch.from_numpy(self.meaning[values].astype(np.uint8))
+        return torch.from_numpy(self.codes[values.astype(np.uint8, copy=False)])
 
     def blank(self) -> Sample:
         return Sample(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.full((32, 32), VOID, dtype=torch.uint8))
@@ -121,6 +124,13 @@ def _check_mask(source: Pairs, index: int) -> None:
         source.mask(index)
 
 
+def _ids(values: np.ndarray) -> np.ndarray:
+    """The integers that occur, sorted."""
+    if np.can_cast(values.dtype, np.uint8):  # masks are large, and this is quicker
+        return np.flatnonzero(np.bincount(values.ravel()))
+    return np.unique(values.astype(np.int64))
+
+
 def _problem(pair: tuple[Path, Path]) -> str:
     """Why a pair does not fit, from the headers of its files alone."""
     sizes = []
@@ -128,7 +138,8 @@ def _problem(pair: tuple[Path, Path]) -> str:
         try:
             with Image.open(path) as file:
                 size = file.size[::-1]
-                turned = path == pair[0] and file.getexif().get(EXIF_TURN, 1) > 4
+                told = file.format in EXIF_FIRST or "exif" in file.info
+                turned = path == pair[0] and told and file.getexif().get(EXIF_TURN, 1) > 4
         except OSError:
             return ""  # as above
         sizes.append(size[::-1] if turned else size)

@@ -1,7 +1,7 @@
 """Heads that make class scores of maps: UperNet (Xiao et al., ECCV 2018) and FCN (Long et al., CVPR 2015).
 
-Their norms are BatchNorm2d: under several processes, convert the segmenter with
-`nn.SyncBatchNorm.convert_sync_batchnorm`, as was published. Shapes: B batch, K classes, h×w a map.
+Their norms are BatchNorm2d; in a run on several GPUs, with the statistics of all (`tasks/dense/student.py`). Shapes: B
+batch, K classes, h×w a map.
 """
 
 from collections.abc import Sequence

@@ -51,7 +51,7 @@ def scores(counts: Tensor) -> dict[str, float]:
     iou, accuracy = _ratios(counts)
     return {
         "miou": 100 * float(iou.nanmean()),
-        "pixel_accuracy": 100 * float(counts.diag().sum() / counts.sum()),
+        "pixel_accuracy": 100 * int(counts.diag().sum()) / int(counts.sum()),
         "mean_accuracy": 100 * float(accuracy.nanmean()),
     }
 
@@ -68,27 +68,8 @@ def per_class(counts: Tensor, classes: Sequence[str]) -> list[ClassScore]:
     ]
 
 
-def table(counts: Tensor, classes: Sequence[str]) -> str:
-    """The per-class scores as Markdown.
-
-    >>> print(table(torch.tensor([[3, 1], [0, 0]]), ["sky", "tree"]))
-    | class | IoU % | accuracy % | pixels |
-    |---|---|---|---|
-    | sky | 75.0 | 75.0 | 4 |
-    | tree | 0.0 | – | 0 |
-    """
-    lines = ["| class | IoU % | accuracy % | pixels |", "|---|---|---|---|"]
-    for name, iou, accuracy, pixels in per_class(counts, classes):
-        lines.append(f"| {name} | {_percent(iou)} | {_percent(accuracy)} | {pixels} |")
-    return "\n".join(lines)
-
-
 def _ratios(counts: Tensor) -> tuple[Tensor, Tensor]:
     """IoU and accuracy of each class, (C,) each; nan where nothing is divided by nothing."""
-    counts = counts.double()
+    counts = counts.cpu().double()  # Apple GPUs have no doubles
     hit, true, guessed = counts.diag(), counts.sum(1), counts.sum(0)
     return hit / (true + guessed - hit), hit / true
-
-
-def _percent(value: float) -> str:
-    return "–" if value != value else f"{value:.1f}"

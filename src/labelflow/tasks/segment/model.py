@@ -4,7 +4,7 @@ Shapes: B batch, K classes, H×W the image.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,7 @@ class Segmenter(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Parameters that timm exempts: positions, class tokens, tables of relative positions."""
-        exempt: Any = getattr(self.levels.model, "no_weight_decay", set)
-        return {f"levels.model.{name}" for name in exempt()}
+        return {f"levels.{name}" for name in self.levels.no_weight_decay()}
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:

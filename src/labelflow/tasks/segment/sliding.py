@@ -1,15 +1,17 @@
-"""From a model to the scores of every pixel: whole images, sliding windows, several scales and flips.
+"""From a model to the class of every pixel: whole images, sliding windows, several scales and flips.
 
 A model here is any function from images (B, 3, h, w) to logits (B, C, h, w).
 Shapes: B batch, C classes, H×W pixels of the original image.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from labelflow.tasks.dense.geometry import fit
 
 Model = Callable[[Tensor], Tensor]
 SCALES = (0.75, 1.0, 1.25, 1.5, 1.75)  # Token Labeling's multi-scale test
@@ -41,35 +43,38 @@ class Inference:
             raise ValueError(f"scales must be greater than 0, one at least, not {self.scales}")
 
 
+def classify(model: Model, images: Tensor, how: Inference | None = None, rows: int = 32) -> Tensor:
+    """The likeliest class of each pixel of the images, (B, H, W): that of `predict`, whose probabilities are too many
+    to hold where images are large. They are made for some rows at a time.
+
+    >>> def colours(images): return images  # a model that takes the three channels for the logits of three classes
+    >>> classify(colours, torch.eye(3).view(1, 3, 1, 3), Inference(short=1))
+    tensor([[[0, 1, 2]]])
+    """
+    height, width = images.shape[-2:]
+    answers = list(_answers(model, images, how or Inference()))
+    found = images.new_empty((len(images), height, width), dtype=torch.long)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        strips = (_strip(logits, (height, width), top, bottom).softmax(1) for logits in answers)
+        found[:, top:bottom] = _sum(strips).argmax(1)
+    return found
+
+
 def predict(model: Model, images: Tensor, how: Inference | None = None) -> Tensor:
     """The probabilities of the classes at each pixel of the images, (B, C, H, W): their mean over scales and flips.
 
-    >>> def colours(images): return images  # a model that takes the three channels for the logits of three classes
+    >>> def colours(images): return images  # as above
     >>> predict(colours, torch.zeros(1, 3, 8, 8), Inference(short=16))[0, :, 0, 0]
     tensor([0.3333, 0.3333, 0.3333])
     """
     how = how or Inference()
-    size = (images.shape[-2], images.shape[-1])
-    total: Tensor | None = None
-    for scale in how.scales:
-        seen = resize(images, fit(size, how.short, how.long, scale))
-        for mirrored in (False, True) if how.flips else (False,):
-            logits = _ask(model, seen.flip(-1) if mirrored else seen, how).float()
-            logits = logits.flip(-1) if mirrored else logits
-            found = F.interpolate(logits, size, mode="bilinear", align_corners=False).softmax(1)
-            total = found if total is None else total.add_(found)
-    assert total is not None
-    return total.div_(len(how.scales) * (1 + how.flips))
-
-
-def fit(size: tuple[int, int], short: int, long: int, scale: float = 1.0) -> tuple[int, int]:
-    """The size at which (H, W) fits into short × long, times a scale, with its aspect kept.
-
-    >>> fit((240, 320), 512, 2048), fit((100, 800), 512, 2048), fit((240, 320), 512, 2048, scale=0.5)
-    ((512, 683), (256, 2048), (256, 341))
-    """
-    factor = scale * min(short / min(size), long / max(size))
-    return max(1, int(size[0] * factor + 0.5)), max(1, int(size[1] * factor + 0.5))
+    size = images.shape[-2:]
+    found = (
+        F.interpolate(logits.float(), size, mode="bilinear", align_corners=False).softmax(1)
+        for logits in _answers(model, images, how)
+    )
+    return _sum(found).div_(len(how.scales) * (1 + how.flips))
 
 
 def slide(model: Model, images: Tensor, window: int, stride: int) -> Tensor:
@@ -109,6 +114,37 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     if images.shape[-2:] == size:
         return images
     return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+
+
+def _answers(model: Model, images: Tensor, how: Inference) -> Iterator[Tensor]:
+    """The logits at each scale, (B, C, h, w), and of the mirrored image, mirrored back."""
+    size = (images.shape[-2], images.shape[-1])
+    for scale in how.scales:
+        seen = resize(images, fit(size, how.short, how.long, scale))
+        yield _ask(model, seen, how)
+        if how.flips:
+            yield _ask(model, seen.flip(-1), how).flip(-1)
+
+
+def _strip(logits: Tensor, size: tuple[int, int], top: int, bottom: int) -> Tensor:
+    """The rows `top` to `bottom` of logits (B, C, h, w) that are resized to (H, W), bilinearly: (B, C, rows, W)"""
+    (height, width), own = size, logits.shape[-2]
+    centres = torch.arange(top, bottom, device=logits.device) + 0.5
+    places = (centres * (own / height) - 0.5).clamp(0, own - 1)  # in rows of the logits
+    above = places.long()
+    below = (above + 1).clamp_max(own - 1)
+    weights = (places - above)[:, None]
+    first, second = (logits.index_select(-2, rows).float() for rows in (above, below))
+    mixed = torch.lerp(first, second, weights)
+    return F.interpolate(mixed, (bottom - top, width), mode="bilinear", align_corners=False)
+
+
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    """Holds two of them at a time."""
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
 
 
 def _ask(model: Model, images: Tensor, how: Inference) -> Tensor:

@@ -13,15 +13,14 @@ from torch import Generator, Tensor, nn
 
 from labelflow.engine import Training
 from labelflow.loss import Term
-from labelflow.tasks.dense.student import known
-from labelflow.tasks.dense.task import Colours, DenseTask
+from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_none
 from labelflow.tasks.parts import Changeable
 from labelflow.tasks.segment.data import open_source
 from labelflow.tasks.segment.heads import UperHead
 from labelflow.tasks.segment.metrics import VOID, confusion, per_class, scores
 from labelflow.tasks.segment.model import Segmenter, make_segmenter
 from labelflow.tasks.segment.settings import SegmentData
-from labelflow.tasks.segment.sliding import Inference, predict
+from labelflow.tasks.segment.sliding import Inference, classify
 from labelflow.tasks.segment.views import Batch, EvalBatch, eval_batches, train_batches
 
 
@@ -53,6 +52,9 @@ class SegmentRecipe(Changeable):
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if self.width < 0 or self.auxiliary < 0:
+            raise ValueError(f"width and auxiliary must not be negative: {self.width}, {self.auxiliary}")
         assert self.inference  # a ValueError now, not at the first evaluation
 
     @property
@@ -108,16 +110,16 @@ class Segmentation(DenseTask):
     def measure(self, student: nn.Module, batch: EvalBatch) -> dict[str, Tensor]:
         """Counts of pixels by true and by predicted class, (C, C)."""
         classes = len(self.classes)
-        counts = batch.images[0].new_zeros(classes, classes, dtype=torch.float64)
+        counts = batch.images[0].new_zeros(classes, classes, dtype=torch.long)
         for images, masks in _of_one_size(batch):
-            found = predict(lambda seen: student(seen).logits, images, self.recipe.inference).argmax(1)
+            found = classify(lambda seen: student(seen).logits, images, self.recipe.inference)
             counts += confusion(found, masks, classes)
         return {"counts": counts}
 
     def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """In percent."""
         self._details = {
-            one.name: {"iou": known(one.iou), "accuracy": known(one.accuracy), "pixels": one.pixels}
+            one.name: {"iou": or_none(one.iou), "accuracy": or_none(one.accuracy), "pixels": one.pixels}
             for one in per_class(sums["counts"], self.classes)
         }
         return scores(sums["counts"])

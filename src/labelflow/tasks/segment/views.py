@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
+from labelflow.tasks.dense.geometry import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
 from labelflow.tasks.segment.data import Sample
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
-from labelflow.tasks.segment.sliding import fit
 
 TRIES = 10  # of a crop, after the first
 
