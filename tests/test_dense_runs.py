@@ -36,7 +36,16 @@ TINY: dict[str, dict[str, Any]] = {
         "short_side": 64,
     },
 }
-SHORT = {"epochs": 2, "warmup_epochs": 0, "warmup_updates": 0, "batch": 8, "group": 4, "workers": 0, "log_updates": 1}
+SHORT = {
+    "epochs": 2,
+    "warmup_epochs": 0,
+    "warmup_updates": 0,
+    "batch": 8,
+    "group": 4,
+    "workers": 0,
+    "log_updates": 1,
+    "eval_epochs": 1,
+}
 
 
 def tiny(kind: str, **changes: Any) -> Any:

@@ -127,7 +127,9 @@ def test_it_serves_until_it_is_interrupted(
 
     visitor = threading.Thread(target=visit)
     visitor.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells take from what they start with &
     explore((TINY,), host=host)  # and comes back
+    signal.signal(signal.SIGINT, before)
     visitor.join()
     assert "Where do the labels go?" in pages[0]
     told = capfd.readouterr()

@@ -80,6 +80,8 @@ class _PadFirst:
     def _attn(self, x: Tensor) -> Tensor:
         height, width = x.shape[1:3]  # (B, h, w, C)
         rows, columns = self.window_size
+        if height % rows == width % columns == 0:
+            return super()._attn(x)  # type: ignore[misc]
         padded = F.pad(x, (0, 0, 0, -width % columns, 0, -height % rows))
         return super()._attn(padded)[:, :height, :width]  # type: ignore[misc]
 

@@ -9,7 +9,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def conv_norm(channels: int, out: int, kernel: int) -> nn.Sequential:
     conv = nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU())
+    return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU(inplace=True))
 
 
 def kaiming(module: Module) -> Module:

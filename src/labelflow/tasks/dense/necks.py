@@ -62,5 +62,5 @@ def _side(width: int, out: int, scale: int = 1) -> nn.Sequential:
     enlarge: list[nn.Module] = []
     if scale > 1:
         deconv = nn.ConvTranspose2d(width, width, scale, scale, bias=False)
-        enlarge = [deconv, nn.BatchNorm2d(width), nn.ReLU()]
+        enlarge = [deconv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
     return kaiming(nn.Sequential(*enlarge, conv_norm(width, out, 1)))

@@ -62,6 +62,9 @@ class Detection(DenseTask):
     def __init__(self, recipe: DetectRecipe, tell: Callable[[str], None] = print, training: bool = True) -> None:
         super().__init__(recipe, tell, training)
         self.found = Detections()
+        dropped = self.eval_source.dropped + (self.train_source.dropped if training else 0)  # type: ignore[attr-defined]
+        if dropped:
+            tell(f"left out {dropped} objects whose boxes or masks are none")
 
     def make_model(self) -> CascadeMaskRCNN:
         if self.recipe.training.compile:
