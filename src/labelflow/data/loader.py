@@ -72,7 +72,7 @@ def train_batches(
         start=start,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
-    return iter(_loader(views, data, batch_sampler=batches))
+    return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
 
 
 def _stream_groups(
@@ -93,7 +93,8 @@ def _stream_groups(
         wanted = (last - first) * (batch // group) // processes
         while wanted:  # again from the beginning, if shards were dealt unevenly
             before = wanted
-            for read in _loader(Streamed(source, transform, seed, epoch), data, batch_size=group, drop_last=True):
+            views = Streamed(source, transform, seed, epoch)
+            for read in make_loader(views, collate, data.workers, batch_size=group, drop_last=True):
                 yield read
                 wanted -= 1
                 if not wanted:
@@ -106,36 +107,38 @@ def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, 
     """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
     transform = as_view(eval_transform(data))
     if isinstance(source, Stream):
-        return _loader(Streamed(source, transform, 0, 0), data, batch_size=batch)
+        return make_loader(Streamed(source, transform, 0, 0), collate, data.workers, batch_size=batch)
     batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
-    return _loader(Views(source, transform, 0, training=False), data, batch_sampler=batches)
+    return make_loader(Views(source, transform, 0, training=False), collate, data.workers, batch_sampler=batches)
 
 
 def fixed_batches(source: Source, transform: Transform, data: Data, batches: list[list[Draw]]) -> Iterator[Batch]:
     """The very samples that are asked for, each seen in one way."""
-    return iter(_loader(Views(source, transform, 0, training=False), data, batch_sampler=batches))
+    views = Views(source, transform, 0, training=False)
+    return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
 
 
-def _loader(dataset: Any, data: Data, **how: object) -> "DataLoader[Batch]":
-    workers = data.workers if data.workers >= 0 else min(8, cores())
+def make_loader(dataset: Any, collate: Callable[[list[Any]], Any], workers: int, **how: Any) -> "DataLoader[Any]":
+    """Batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
+    workers = workers if workers >= 0 else min(8, _cores())
     return DataLoader(
         dataset,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=leave_interrupts if workers else None,
-        **how,  # type: ignore[arg-type]
+        worker_init_fn=_leave_interrupts if workers else None,
+        **how,
     )
 
 
-def cores() -> int:
+def _cores() -> int:
     """For one of the processes on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def leave_interrupts(worker: int) -> None:
+def _leave_interrupts(worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process; what to do is the main one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

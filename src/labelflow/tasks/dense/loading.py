@@ -3,15 +3,14 @@
 The same as `labelflow.data` does for classification, for samples of any kind.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
-from labelflow.data.loader import cores, leave_interrupts
+from labelflow.data.loader import make_loader
 from labelflow.data.views import Draw, EvalBatches, TrainBatches
 from labelflow.data.world import World
 from labelflow.spec import parse
@@ -76,26 +75,13 @@ def load_training(samples: Samples, collate: Collate, workers: int, **plan: int)
     """The groups of one process, update by update, across epochs; plan: batch, group, updates, rank, processes, start
     (an update to begin with), as `TrainBatches` has them."""
     batches = TrainBatches(len(samples.source), seed=samples.seed, **plan)
-    return iter(_load(samples, batches, collate, workers))
+    return iter(make_loader(samples, collate, workers, batch_sampler=batches))
 
 
 def load_evaluation(samples: Samples, collate: Collate, workers: int, **plan: int) -> "DataLoader[Any]":
     """Every sample once, dealt to the processes; can be read again and again. plan: batch, rank, processes."""
-    return _load(samples, EvalBatches(len(samples.source), **plan), collate, workers)
-
-
-def _load(samples: Samples, batches: Iterable[list[Draw]], collate: Collate, workers: int) -> "DataLoader[Any]":
-    """The batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
-    workers = workers if workers >= 0 else min(8, cores())
-    return DataLoader(
-        samples,
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        persistent_workers=workers > 0,
-        worker_init_fn=leave_interrupts if workers else None,
-    )
+    batches = EvalBatches(len(samples.source), **plan)
+    return make_loader(samples, collate, workers, batch_sampler=batches)
 
 
 def is_world(name: str) -> bool:

@@ -14,7 +14,6 @@ from torch import Tensor
 from labelflow.tasks.dense.geometry import fit
 
 Model = Callable[[Tensor], Tensor]
-SCALES = (0.75, 1.0, 1.25, 1.5, 1.75)  # Token Labeling's multi-scale test
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Inference:
 
 
 def classify(model: Model, images: Tensor, how: Inference | None = None, rows: int = 32) -> Tensor:
-    """The likeliest class of each pixel of the images, (B, H, W): that of `predict`, whose probabilities are too many
-    to hold where images are large. They are made for some rows at a time.
+    """The class of each pixel of the images, (B, H, W), whose probability is greatest in the mean over scales and
+    flips. Probabilities are too many to hold where images are large: they are made for some rows at a time.
 
     >>> def colours(images): return images  # a model that takes the three channels for the logits of three classes
     >>> classify(colours, torch.eye(3).view(1, 3, 1, 3), Inference(short=1))
@@ -59,22 +58,6 @@ def classify(model: Model, images: Tensor, how: Inference | None = None, rows: i
         strips = (_strip(logits, (height, width), top, bottom).softmax(1) for logits in answers)
         found[:, top:bottom] = _sum(strips).argmax(1)
     return found
-
-
-def predict(model: Model, images: Tensor, how: Inference | None = None) -> Tensor:
-    """The probabilities of the classes at each pixel of the images, (B, C, H, W): their mean over scales and flips.
-
-    >>> def colours(images): return images  # as above
-    >>> predict(colours, torch.zeros(1, 3, 8, 8), Inference(short=16))[0, :, 0, 0]
-    tensor([0.3333, 0.3333, 0.3333])
-    """
-    how = how or Inference()
-    size = images.shape[-2:]
-    found = (
-        F.interpolate(logits.float(), size, mode="bilinear", align_corners=False).softmax(1)
-        for logits in _answers(model, images, how)
-    )
-    return _sum(found).div_(len(how.scales) * (1 + how.flips))
 
 
 def slide(model: Model, images: Tensor, window: int, stride: int) -> Tensor:
