@@ -28,7 +28,16 @@ LAYERS = [
         "align",
     ),
     *("guides", "targets", "data", "engine", "labels", "tasks", "analysis", "figures", "report", "recipes", "compare"),
-    *("label_commands", "compare_command", "coverage_command", "figure_command", "explore", "explore_command"),
+    *(
+        "robust",
+        "robust_command",
+        "label_commands",
+        "compare_command",
+        "coverage_command",
+        "figure_command",
+        "explore",
+        "explore_command",
+    ),
     *("train_command", "run_commands", "cli", "__main__"),
 ]
 

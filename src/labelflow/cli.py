@@ -22,6 +22,7 @@ from labelflow.figure_command import figure
 from labelflow.label_commands import LABEL_COMMANDS
 from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS
+from labelflow.robust_command import robust
 from labelflow.run_commands import evaluate, look, report
 from labelflow.spec import known
 from labelflow.tasks import Annotate, annotate_data, differences
@@ -114,6 +115,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "eval": evaluate,
     "predict": look,
     "report": report,
+    "robust": robust,
     "annotate": annotate,
     "labels": LABEL_COMMANDS,
     "figure": figure,

@@ -327,7 +327,7 @@ def test_mistakes_are_told_in_a_line(
     assert "does not know 2 of the 2 classes (cat, dog); its own are like n01440764" in refused(
         capsys, "annotate", photos, *many, *out
     )
-    assert "the annotator has 5 classes, the data 2, and nothing says which are which" in refused(
+    assert "the classifier has 5 classes, the data 2, and nothing says which are which" in refused(
         capsys, "annotate", photos, *SMALL, "--start", checkpoints(5), *out
     )
     for stream in ("wds", "hfids/some/thing"):

@@ -12,10 +12,17 @@ MOST_POINTS = 400  # of a line; more could not be told apart
 LETTER = 6.1  # roughly how wide one is
 
 
-def line_chart(title: str, lines: Mapping[str, Sequence[Point]], from_zero: bool = False) -> str:
-    """An <svg> of lines over epochs, each with its name and its last value. Line i has the class `line-i`.
+def line_chart(
+    title: str,
+    lines: Mapping[str, Sequence[Point]],
+    from_zero: bool = False,
+    across: str = "epoch",
+    legend: bool = True,
+) -> str:
+    """An <svg> of lines over epochs, or what is `across`, each with its name and its last value. Line i has the class
+    `line-i`.
 
-    Points that are not finite are left out, and so are lines without any.
+    Points that are not finite are left out, and so are lines without any. legend: False where the page has one.
 
     >>> line_chart("Top-1 accuracy", {"model": [(1, 10.0), (2, 30.0)]})[:4]
     '<svg'
@@ -41,21 +48,24 @@ def line_chart(title: str, lines: Mapping[str, Sequence[Point]], from_zero: bool
         x, _ = place(mark, marks[0])
         if x <= RIGHT + 0.1:
             parts.append(_text(x, BOTTOM + 15, number(mark), "middle"))
-    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 3, "epoch", "middle"))
+    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 3, across, "middle"))
 
     start = float(LEFT)
     for index, (name, points) in enumerate(drawn.items()):
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         x, y = place(*points[-1])
-        legend = f"{name} {number(points[-1][1])}"
         parts.append(
             f'<g class="line-{index}"><polyline points="{path}" fill="none" stroke="currentColor"/>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/><circle cx="{start + 4:.1f}" cy="10" r="4"/></g>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
+            + f'<circle cx="{start + 4:.1f}" cy="10" r="4"/>' * legend
+            + "</g>"
         )
-        parts.append(_text(start + 12, 14, legend, "start"))
-        start += 28 + LETTER * len(legend)
-    told = ", ".join(f"{name} ends at {number(points[-1][1])}" for name, points in drawn.items())
-    return _svg(f"{title} over {number(last)} epochs: {told}", parts)
+        if legend:
+            told = f"{name} {number(points[-1][1])}"
+            parts.append(_text(start + 12, 14, told, "start"))
+            start += 28 + LETTER * len(told)
+    ends = ", ".join(f"{name} ends at {number(points[-1][1])}" for name, points in drawn.items())
+    return _svg(f"{title}, {across} up to {number(last)}: {ends}", parts)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

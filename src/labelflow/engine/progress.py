@@ -93,23 +93,27 @@ class Counted(Shown):
         super().__init__(quiet, seconds)
         self.task = self.bar.add_task(what, total=total, text="")
         self.things, self.total = things, total
-        self.done, self.worked = 0, 0  # of which before this time
+        self.done, self.worked = 0.0, 0.0  # in all, and in this process
         self.since = self.told = time.perf_counter()
 
     def skip(self, count: int) -> None:
         """So many were done before."""
         if count:
             self.say(f"{count} of {self.total} {self.things} were done before")
-        self.done = count
-        self.bar.update(self.task, completed=count)
+        self.pass_over(count)
 
-    def advance(self, count: int) -> None:
+    def pass_over(self, count: float) -> None:
+        """The next ones were done before."""
+        self.done += count
+        self.bar.update(self.task, completed=self.done)
+
+    def advance(self, count: float) -> None:
         self.worked += count
         self.done = min(self.total, self.done + count)
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
         self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
         left = _duration((self.total - self.done) / rate)
-        self.now_and_then(f"{self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
+        self.now_and_then(f"{self.done:.0f}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
 
 
 def _duration(seconds: float) -> str:

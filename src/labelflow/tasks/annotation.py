@@ -1,23 +1,15 @@
 """Annotating a data set from the command line: which classifier, which data, progress."""
 
-import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import timm
 import torch
 from accelerate import Accelerator
-from timm.data import ImageNetInfo, infer_imagenet_subset
 
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
 from labelflow.labels import Annotation, Annotator, Store, annotate
-from labelflow.models.create import create, read_weights
-from labelflow.spec import parse
-from labelflow.tasks.classify import weights_file
-from labelflow.tasks.runs import load_run
+from labelflow.tasks.classifiers import load_classifier
 
 
 @dataclass(frozen=True)
@@ -93,72 +85,6 @@ def annotate_data(data: str, options: Annotate) -> Store:
 
 def make_annotator(model: str, start: str, image_size: int, classes: list[str]) -> Annotator:
     """A run's model, or one of timm's. classes: those of the data, for a checkpoint that does not say its own."""
-    if Path(model).is_dir():
-        return _of_run(Path(model), image_size)
-    name, arguments = parse(model)
-    if "/" in name:
-        raise ValueError(f"there is no run {model}")
-    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if not start:
-        raise ValueError("an annotator needs trained weights: --start pretrained, packaged, or a checkpoint file")
-    start_is_file = start not in ("pretrained", "packaged")
-    if start_is_file:
-        arguments = {"num_classes": _count_classes(start, cfg), **arguments}
-    size = image_size or (max((cfg.test_input_size or cfg.input_size)[1:]) if cfg else 224)
-    if cfg is not None and cfg.fixed_input_size:
-        arguments = {"img_size": size, **arguments}
-    network = create(name, start=start, **arguments)
-    seen: Any = network.pretrained_cfg
-    return Annotator(
-        network,
-        name=model,
-        weights=_fingerprint(start) if start_is_file else start,
-        classes=_names(network, classes, known=not start_is_file),
-        image_size=size,
-        mean=tuple(seen["mean"]),
-        std=tuple(seen["std"]),
-    )
-
-
-def _of_run(folder: Path, image_size: int) -> Annotator:
-    loaded = load_run(folder, image_size=image_size)
-    data = loaded.recipe.data
-    return Annotator(
-        loaded.model,
-        name=loaded.recipe.model,
-        weights=_fingerprint(weights_file(str(folder))),
-        classes=tuple(loaded.classes),
-        image_size=image_size or data.image_size,
-        mean=data.mean,
-        std=data.std,
-    )
-
-
-def _count_classes(file: str, cfg: Any) -> int:
-    """How many classes the classifier in a checkpoint has."""
-    names = (cfg.classifier if cfg else None) or ("head", "fc", "classifier")
-    weights = read_weights(file)
-    for name in (names,) if isinstance(names, str) else names:
-        if f"{name}.weight" in weights:
-            return len(weights[f"{name}.weight"])
-    raise ValueError(f"{file} has no classifier to annotate with")
-
-
-def _names(model: Any, classes: list[str], known: bool) -> tuple[str, ...]:
-    """The classes of a classifier: ImageNet's, where it is known to be one or has as many; or the data's own, where a
-    checkpoint has as many of them."""
-    subset = infer_imagenet_subset(model)
-    names = ImageNetInfo(subset).label_names() if subset else []
-    if not known and model.num_classes == len(classes) and set(names) != set(classes):
-        return tuple(classes)
-    if not names:
-        raise ValueError(
-            f"the annotator has {model.num_classes} classes, the data {len(classes)}, and nothing says which are which"
-        )
-    return tuple(names)
-
-
-def _fingerprint(file: str) -> str:
-    """A checkpoint's file name and checksum."""
-    with open(file, "rb") as opened:
-        return f"{os.path.basename(file)} sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
+    found = load_classifier(model, start, image_size, tuple(classes))
+    data = found.data
+    return Annotator(found.model, found.name, found.weights, found.classes, data.image_size, data.mean, data.std)

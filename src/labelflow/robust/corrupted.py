@@ -1,0 +1,179 @@
+"""Accuracy under the corruptions of ImageNet-C: from disk, or made on the fly of any images.
+
+Shapes: S×S pixels.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from numpy import ndarray
+from numpy.random import Generator
+
+from labelflow.robust.answers import Answers
+from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, corrupt
+from labelflow.robust.mce import ALEXNET, corruption_errors, mce, relative_mce
+from labelflow.robust.natural import check_imagenet
+from labelflow.robust.results import Chart, Finding, Section
+from labelflow.robust.session import Session
+from labelflow.robust.sets import Set, imagenet_classes, of_classes
+from labelflow.spec import known
+
+SEVERITIES = 5
+Found = dict[str, list[list[float]]]  # corruption: [model][severity], top-1 accuracy
+
+
+@dataclass(frozen=True)
+class Corrupting:
+    """Which corruptions, and where they come from."""
+
+    corruptions: tuple[str, ...] = ()
+    """Which of them; none: the 15 of ImageNet-C."""
+    extra_corruptions: bool = False
+    """The four extra ones, too: speckle_noise, gaussian_blur, spatter, saturate. They don't count in means."""
+    style: Literal["imagecorruptions", "imagenet_c"] = "imagecorruptions"
+    """As the package imagecorruptions makes them, for images of any size; or as ImageNet-C was made, at 224 pixels."""
+    frost: str = ""
+    """A folder with the published textures of frost, frost1.png to frost6.jpg; without, frost is made by code."""
+    imagenet_c: str = ""
+    """The folder of ImageNet-C, which is then used instead of making corruptions."""
+
+
+class Corruption:
+    """One corruption; level s is severity s + 1."""
+
+    levels = SEVERITIES
+
+    def __init__(self, name: str, style: str, frost: str) -> None:
+        self.name, self.style, self.frost = name, style, frost
+
+    @property
+    def key(self) -> str:
+        return f"corruption {self.name} {self.style}" + (f" {self.frost}" if self.name == "frost" else "")
+
+    def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
+        return corrupt(picture, self.name, level + 1, random, style=self.style, frost=self.frost or None)
+
+
+class Corrupted:
+    """Accuracy at each severity of each corruption."""
+
+    def __init__(self, session: Session, own: Set | None, settings: Corrupting) -> None:
+        self.session, self.own, self.settings = session, own, settings
+        every = {**CORRUPTIONS, **EXTRA}
+        names = settings.corruptions or tuple(CORRUPTIONS)
+        extra = tuple(EXTRA) if settings.extra_corruptions else ()
+        self.names = list(dict.fromkeys(known(name, every, "corruption") for name in (*names, *extra)))
+        self.on_disk: dict[str, list[Set]] = {}
+        if settings.imagenet_c:
+            for model in session.models:
+                check_imagenet(model)
+            self.on_disk = {name: _open_corrupted(Path(settings.imagenet_c), name) for name in self.names}
+        elif own is None:
+            raise ValueError("the corruptions need images: --data FOLDER, or --imagenet-c FOLDER")
+        else:
+            for model in session.models:
+                if model.look.size < 32:
+                    raise ValueError(f"{model.name} sees {model.look.size} pixels in a row; corruptions need 32")
+
+    def measure(self) -> Section:
+        clean = [found.top1[0] for found in self.session.ask(self.own)[0]] if self.own else []
+        found = self._from_disk() if self.on_disk else self._on_the_fly()
+        details = [Finding(name, [_mean(values) for values in found[name]]) for name in self.names]
+        findings = self._means(found, clean)
+        if self._is_imagenet and set(ALEXNET) <= set(self.names):
+            errors = [
+                {name: [1 - top1 / 100 for top1 in found[name][at]] for name in ALEXNET}
+                for at in range(len(self.session.models))
+            ]
+            findings.append(Finding("mCE", [mce(one) for one in errors], "", False))
+            if clean:
+                relative = [relative_mce(one, 1 - own / 100) for one, own in zip(errors, clean, strict=True)]
+                findings.append(Finding("relative mCE", relative, "", False))
+            to_alexnet = [corruption_errors(one) for one in errors]
+            details += [Finding(f"CE of {name}", [one[name] for one in to_alexnet], "", False) for name in ALEXNET]
+        return Section("corruptions", "Corruptions", findings, self._charts(found, clean), details, self._notes())
+
+    def _means(self, found: Found, clean: list[float]) -> list[Finding]:
+        counted = [name for name in self.names if name in CORRUPTIONS]
+        if not counted:
+            return []
+        models = range(len(self.session.models))
+        means = [_mean([_mean(found[name][at]) for name in counted]) for at in models]
+        findings = [Finding(f"mean over {len(counted)} corruptions", means)]
+        if clean:
+            kept = [100 * mean / own if own else 0.0 for mean, own in zip(means, clean, strict=True)]
+            findings.append(Finding("part of the clean accuracy", kept))
+        return findings
+
+    def _charts(self, found: Found, clean: list[float]) -> list[Chart]:
+        """Accuracy over severity: of all, and of each kind of corruption."""
+        charts = []
+        for title, group in {"all corruptions": tuple(CORRUPTIONS), **GROUPS}.items():
+            inside = [name for name in group if name in self.names]
+            lines = {
+                model.name: [(0.0, own) for own in clean[at : at + 1]]
+                + [(s + 1.0, _mean([found[name][at][s] for name in inside])) for s in range(SEVERITIES)]
+                for at, model in enumerate(self.session.models)
+                if inside
+            }
+            if lines:
+                charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines))
+        return charts
+
+    @property
+    def _is_imagenet(self) -> bool:
+        return bool(self.on_disk) or (self.own is not None and self.own.classes == imagenet_classes())
+
+    def _on_the_fly(self) -> Found:
+        assert self.own is not None
+        settings = self.settings
+        changes = [Corruption(name, settings.style, settings.frost) for name in self.names]
+        answers = self.session.ask(self.own, changes, "corruptions")
+        return {name: [one.top1 for one in found] for name, found in zip(self.names, answers, strict=True)}
+
+    def _from_disk(self) -> Found:
+        found = {}
+        for name, severities in self.on_disk.items():
+            answers: list[list[Answers]] = [self.session.ask(one)[0] for one in severities]  # [severity][model]
+            found[name] = [[one.top1[0] for one in own] for own in zip(*answers, strict=True)]
+        return found
+
+    def _notes(self) -> Sequence[str]:
+        if self.on_disk:
+            return [f"ImageNet-C, from {self.settings.imagenet_c}."]
+        notes = [f"Made on the fly, in the style of {self.settings.style}; each number is a mean over 5 severities."]
+        if self._is_imagenet:
+            notes.append("mCE is near to that of ImageNet-C's files, not the same: those were drawn once, as JPEGs.")
+        if "frost" in self.names and not self.settings.frost:
+            notes.append("Frost has textures made by code, not the published ones: --frost FOLDER uses those.")
+        return notes
+
+
+def _open_corrupted(root: Path, name: str) -> list[Set]:
+    """`root/NAME/SEVERITY/CLASS/…`, or one folder deeper, as the archives come."""
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}, which --imagenet-c names")
+    groups = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    places = [root / name, *(root / group / name for group in groups)]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        raise ValueError(f"{root} has no folder {name}; --corruptions chooses those that are there")
+    classes = imagenet_classes()
+    sets = []
+    for severity in range(1, SEVERITIES + 1):
+        below = folder / str(severity)
+        if not below.is_dir():
+            raise ValueError(f"{folder} has no folder {severity}: ImageNet-C has five severities of each corruption")
+        strange = [entry.name for entry in os.scandir(below) if entry.is_dir() and entry.name not in classes]
+        if strange:
+            raise ValueError(f"{below} has folders that are no classes of ImageNet's, such as {strange[0]}")
+        source = of_classes(below, classes, {own: place for place, own in enumerate(classes)})
+        sets.append(Set(f"{name} {severity}", source, classes, cropped=True))
+    return sets
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,159 @@
+"""What was found, for people and programs: a table, robust.json, robust.svg, and robust.html, a page in one file."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from labelflow.analysis.curves import HEIGHT, WIDTH, line_chart
+from labelflow.analysis.html import document
+from labelflow.engine.run import whole_file
+from labelflow.robust.judged import Judged
+from labelflow.robust.results import Chart, Finding, Section
+
+
+def as_text(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def best_of(finding: Finding) -> list[bool]:
+    """Which models are the best, where there are several and they differ as far as can be seen."""
+    shown = [float(as_text(value)) for value in finding.values]
+    best = max(shown) if finding.higher_is_better else min(shown)
+    return [len(set(shown)) > 1 and value == best for value in shown]
+
+
+def show(models: Sequence[Judged], sections: Sequence[Section]) -> None:
+    """The table in a terminal; the best are bold."""
+    table = Table("", *(Column(model.name, justify="right") for model in models), box=None)
+    for section in sections:
+        table.add_row(f"[bold]{section.title}")
+        for finding in section.findings:
+            cells = [
+                f"[bold]{as_text(value)}" if best else as_text(value)
+                for value, best in zip(finding.values, best_of(finding), strict=True)
+            ]
+            table.add_row(f"  {finding.title}", *cells)
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(width=160, highlight=False)).print(table)
+    for section in sections:
+        for note in section.notes:
+            console.print(f"{section.title}: {note}", soft_wrap=True, markup=False)
+
+
+def as_json(models: Sequence[Judged], sections: Sequence[Section], facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything, for programs."""
+    names = [model.name for model in models]
+
+    def numbers(findings: Sequence[Finding]) -> dict[str, dict[str, float]]:
+        return {finding.name: dict(zip(names, map(float, finding.values), strict=True)) for finding in findings}
+
+    return {
+        **facts,
+        "models": {
+            model.name: {
+                "model": model.classifier.name,
+                "weights": model.classifier.weights,
+                "classes": len(model.classifier.classes),
+                "image_size": model.look.size,
+                "key": model.key,
+            }
+            for model in models
+        },
+        "found": {
+            section.name: {
+                "results": numbers(section.findings),
+                "details": numbers(section.details),
+                "curves": {chart.title: {"across": chart.across, "lines": chart.lines} for chart in section.charts},
+                "notes": list(section.notes),
+            }
+            for section in sections
+        },
+    }
+
+
+STYLE = """
+.wide { overflow-x: auto; padding: .75rem; margin-bottom: .75rem; } .wide table { border-collapse: collapse; }
+.wide th, .wide td { padding: .2rem 1.5rem .2rem 0; text-align: right; font-weight: normal; }
+.wide th:first-child { text-align: left; } .wide thead th { vertical-align: bottom; overflow-wrap: anywhere; }
+.wide b { color: var(--ink); } .wide td { color: var(--soft); } .wide .part th { padding-top: .8rem; font-weight: 600; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; list-style: none; }
+.legend li::before { content: "●"; margin-right: .35rem; } .note { color: var(--soft); font-size: .9rem; }
+summary { cursor: pointer; margin: .75rem 0; }
+"""
+STANDALONE = """<style>text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
+.title { font-weight: 600; fill: #1c1f23; font-size: 12px; } polyline { stroke-width: 1.8; stroke-linejoin: round; }
+.rule { stroke: #e3e5e8; } .line-0 { color: #0b7f86; } .line-1 { color: #c2570c; } .line-2 { color: #7a4fc0; }
+.line-3 { color: #5f7a13; } .line-4 { color: #b3267a; } .line-5 { color: #7d6a55; }</style>
+<rect width="100%" height="100%" fill="#fff"/>"""
+
+
+def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section], facts: Sequence[str]) -> None:
+    names = [model.name for model in models]
+    legend = "".join(f'<li class="line-{at}">{escape(name)}</li>' for at, name in enumerate(names))
+    body = f"""<header><h1>Robustness of {escape(" and ".join(names))}</h1>
+{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}<ul class="legend">{legend}</ul></header>
+<main><section><h2>In short</h2>{_table(names, {section.title: section.findings for section in sections})}</section>
+{"".join(_section(names, section) for section in sections if section.charts or section.details or section.notes)}
+</main>"""
+    with whole_file(path) as draft:
+        draft.write_text(document("Robustness", body, STYLE), encoding="utf-8")
+
+
+def _section(names: Sequence[str], section: Section) -> str:
+    charts = "".join(
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{_drawn(chart)}</figure>" for chart in section.charts
+    )
+    details = f"<details><summary>All numbers</summary>{_table(names, {'': section.details})}</details>"
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
+    return f"""<section><h2>{escape(section.title)}</h2>{notes}<div class="charts">{charts}</div>
+{details if section.details else ""}</section>"""
+
+
+def _table(names: Sequence[str], groups: dict[str, Sequence[Finding]]) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    rows = ""
+    for title, findings in groups.items():
+        rows += f'<tr class="part"><th scope="colgroup">{escape(title)}</th></tr>' if title else ""
+        for finding in findings:
+            cells = "".join(
+                f"<td><b>{as_text(value)}</b></td>" if best else f"<td>{as_text(value)}</td>"
+                for value, best in zip(finding.values, best_of(finding), strict=True)
+            )
+            rows += f'<tr><th scope="row">{escape(finding.title)}</th>{cells}</tr>'
+    return f'<figure class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></figure>'
+
+
+def _drawn(chart: Chart) -> str:
+    return line_chart(chart.title, chart.lines, across=chart.across, legend=False)
+
+
+def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns: int = 3) -> None:
+    """All charts, as a picture of its own."""
+    title, head = 18, 26
+    rows = -(-len(charts) // columns)
+    width, height = min(columns, len(charts)) * WIDTH, head + rows * (HEIGHT + title)
+    parts, start = [], 10.0
+    for at, name in enumerate(names):
+        parts.append(f'<g class="line-{at}"><circle cx="{start}" cy="12" r="4"/></g>')
+        parts.append(f'<text x="{start + 8}" y="16">{escape(name)}</text>')
+        start += 34 + 6.5 * len(name)
+    for at, chart in enumerate(charts):
+        x, y = at % columns * WIDTH, head + at // columns * (HEIGHT + title)
+        parts.append(f'<text class="title" x="{x + 10}" y="{y + 12}">{escape(chart.title)}</text>')
+        place = f'<svg x="{x}" y="{y + title}" width="{WIDTH}" height="{HEIGHT}" '
+        parts.append(_drawn(chart).replace("<svg ", place, 1))
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    with whole_file(path) as draft:
+        draft.write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STANDALONE}{"".join(parts)}</svg>\n', encoding="utf-8"
+        )
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    with whole_file(path) as draft:
+        draft.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,129 @@
+"""Images as models see them, before their colours are normalised: cropped, and changed in some way.
+
+Shapes: S×S pixels, L levels of a change, B images at once.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy import ndarray
+from numpy.random import Generator, default_rng
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from labelflow.chance import seed_of
+from labelflow.data.loader import make_loader
+from labelflow.robust.sets import Set
+
+
+class Change(Protocol):
+    """What is done to pictures, at one or more levels."""
+
+    @property
+    def levels(self) -> int: ...
+    @property
+    def key(self) -> str:
+        """Everything that decides what it does, but for the seed."""
+        ...
+
+    def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
+        """uint8 (S, S, 3) in and out; levels count from 0. Each level of an image draws from the same beginning."""
+        ...
+
+
+class Clean:
+    """Nothing is done."""
+
+    levels, key = 1, "clean"
+
+    def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
+        return picture
+
+
+CLEAN = Clean()
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a model wants to see images. Models that see alike can be asked about the same pictures."""
+
+    size: int
+    crop: float
+    interpolation: str
+
+
+class Picture(NamedTuple):
+    levels: Tensor  # (L, 3, S, S) uint8
+    label: int
+    problem: str  # why the image could not be read, if it could not
+
+
+class Batch(NamedTuple):
+    pictures: Tensor  # (B·L, 3, S, S) uint8, the levels of an image one after the other
+    labels: Tensor  # (B,)
+    counts: Tensor  # (B,) bool: False where an image could not be read
+    problems: list[str]
+
+
+class Pictures(Dataset[Picture]):
+    """The images of a set under several changes, by (change, image)."""
+
+    def __init__(self, found: Set, look: Look, changes: Sequence[Change], seed: int) -> None:
+        self.source, self.changes, self.seed, self.size = found.source, changes, seed, look.size
+        crop = 1.0 if found.cropped else look.crop
+        self.transform = create_transform(
+            look.size, crop_pct=crop, interpolation=look.interpolation, use_prefetcher=True
+        )  # as far as uint8 (3, S, S)
+
+    def __getitem__(self, draw: tuple[int, int]) -> Picture:
+        change, index = self.changes[draw[0]], draw[1]
+        try:
+            image, label = self.source.load(index)
+        except Exception as error:  # damaged files make PIL raise all kinds of them
+            nothing = torch.zeros(change.levels, 3, self.size, self.size, dtype=torch.uint8)
+            return Picture(nothing, 0, f"{self.source.name(index)}: {error}")
+        return Picture(self._levels(change, image, index), label, "")
+
+    def _levels(self, change: Change, image: Image.Image, index: int) -> Tensor:
+        """(L, 3, S, S), drawn from the image's own key: the same in any part of its set"""
+        seen = self.transform(image)
+        if isinstance(change, Clean):
+            return seen[None]
+        picture = np.ascontiguousarray(seen.permute(1, 2, 0).numpy())
+        seed = seed_of(self.seed, zlib.crc32(self.source.key(index).encode("utf-8", "surrogatepass")))
+        changed = [change(picture, level, default_rng(seed)) for level in range(change.levels)]
+        return torch.from_numpy(np.stack(changed)).permute(0, 3, 1, 2).contiguous()
+
+
+class _Batches:
+    """(change, image): change by change, so many pictures at once."""
+
+    def __init__(self, images: int, changes: Sequence[Change], batch: int) -> None:
+        self.images, self.changes, self.batch = images, changes, batch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for number, change in enumerate(self.changes):
+            step = max(1, self.batch // change.levels)
+            for first in range(0, self.images, step):
+                yield [(number, index) for index in range(first, min(first + step, self.images))]
+
+
+def load_pictures(pictures: Pictures, batch: int, workers: int) -> "DataLoader[Batch]":
+    batches = _Batches(len(pictures.source), pictures.changes, batch)
+    return make_loader(pictures, _collate, workers, batch_sampler=batches)
+
+
+def _collate(seen: list[Picture]) -> Batch:
+    problems = [one.problem for one in seen]
+    return Batch(
+        torch.cat([one.levels for one in seen]),
+        torch.tensor([one.label for one in seen]),
+        torch.tensor([not problem for problem in problems]),
+        [problem for problem in problems if problem],
+    )

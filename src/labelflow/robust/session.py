@@ -1,0 +1,126 @@
+"""Asks models about pictures. What was asked once is kept on disk, under a key of all that decides the answer."""
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from labelflow.data import Unreadable
+from labelflow.engine.progress import Counted
+from labelflow.engine.run import whole_file
+from labelflow.robust.answers import Answers, join, summarise
+from labelflow.robust.judged import Judged
+from labelflow.robust.pictures import CLEAN, Change, Look, Pictures, load_pictures
+from labelflow.robust.sets import Set, digest
+
+FORMAT = "1"  # of what is kept: another one is asked anew
+
+
+@dataclass
+class Session:
+    """Models that are compared, and how they are asked."""
+
+    models: Sequence[Judged]
+    folder: Path  # of what is kept
+    device: torch.device
+    seed: int = 0
+    batch: int = 0  # pictures at once; 0: 64, or fewer on a CPU, where large ones at once are slow
+    workers: int = -1
+    precision: str = "no"
+    skip_unreadable: int = 0
+    quiet: bool = False
+    asked: int = field(default=0, init=False)  # pictures that passed through a model
+
+    def ask(self, found: Set, changes: Sequence[Change] = (CLEAN,), title: str = "") -> list[list[Answers]]:
+        """What each model says of a set under each change: [change][model]."""
+        paths = {(model, change): self._path(model, found, change) for model in self.models for change in changes}
+        missing = [pair for pair, path in paths.items() if not path.exists()]
+        pictures = {change: change.levels * len(found.source) for change in changes}
+        total = sum(pictures[change] for _, change in paths)
+        with Counted(title or found.name, "pictures", total, quiet=self.quiet) as progress:
+            if missing:
+                progress.skip(total - sum(pictures[change] for _, change in missing))
+            unreadable = Unreadable(self.skip_unreadable, progress.say)
+            for look in dict.fromkeys(model.look for model, _ in missing):
+                alike = [(model, change) for model, change in missing if model.look == look]
+                self._ask_alike(found, look, alike, paths, progress, unreadable)
+        return [[_read(paths[model, change], found) for model in self.models] for change in changes]
+
+    def _batch(self, look: Look) -> int:
+        return self.batch or (64 if self.device.type != "cpu" else max(2, 4 * 224**2 // look.size**2))
+
+    def _ask_alike(
+        self,
+        found: Set,
+        look: Look,
+        missing: list[tuple[Judged, Change]],
+        paths: dict[tuple[Judged, Change], Path],
+        progress: Counted,
+        unreadable: Unreadable,
+    ) -> None:
+        """Models that see alike, from one loader."""
+        changes = list(dict.fromkeys(change for _, change in missing))
+        loader = iter(load_pictures(Pictures(found, look, changes, self.seed), self._batch(look), self.workers))
+        for change in changes:
+            models = [model for model, other in missing if other is change]
+            columns = {model: _tensor(model.columns(found.classes), self.device) for model in models}
+            parts: dict[Judged, list[Any]] = {model: [] for model in models}
+            labels: list[Tensor] = []
+            counts: list[Tensor] = []
+            images = 0
+            while images < len(found.source):
+                batch = next(loader)
+                unreadable(batch.problems)
+                seen = batch.pictures.to(self.device, non_blocking=True).float().div_(255)
+                for model in models:
+                    parts[model].append(summarise(self.logits(model, seen, columns[model])))
+                    progress.advance(len(seen))
+                    self.asked += len(seen)
+                labels.append(batch.labels)
+                counts.append(batch.counts)
+                images += len(batch.labels)
+            for model in models:
+                answers = join(parts[model], change.levels, torch.cat(labels), torch.cat(counts))
+                _write(paths[model, change], answers)
+
+    @torch.inference_mode()
+    def logits(self, model: Judged, seen: Tensor, columns: Tensor | None) -> Tensor:
+        """Of pictures from 0 to 1: (B, C), in float32"""
+        precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+        with torch.autocast(self.device.type, precision) if precision else nullcontext():
+            logits = model.model(seen).float()
+        return (logits if columns is None else logits[:, columns]).cpu()
+
+    def _path(self, model: Judged, found: Set, change: Change) -> Path:
+        chance = "" if change is CLEAN else str(self.seed)
+        asked = (model.key, str(model.look), str(model.columns(found.classes)), self.precision)
+        about = (found.key, str(found.cropped), change.key, chance)
+        return self.folder / f"{digest(FORMAT, *asked, *about)}.safetensors"
+
+
+def _tensor(places: list[int] | None, device: torch.device) -> Tensor | None:
+    return None if places is None else torch.tensor(places, device=device)
+
+
+def _write(path: Path, answers: Answers) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as draft:
+        save_file({name: np.ascontiguousarray(value) for name, value in vars(answers).items()}, draft)
+
+
+def _read(path: Path, found: Set) -> Answers:
+    """With the set's own labels: other sets may have others for the same images."""
+    try:
+        answers = Answers(**load_file(path))
+        return answers if found.labels is None else replace(answers, labels=np.array(found.labels, np.int32))
+    except (SafetensorError, TypeError) as error:
+        os.remove(path)
+        raise ValueError(f"{path} was damaged and is removed; the same command asks again ({error})") from None

@@ -1,0 +1,177 @@
+"""Labelled images to ask a model about: a run's own, a folder's, or one of the published sets for ImageNet models."""
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from PIL import Image
+from timm.data import ImageNetInfo
+
+from labelflow.data import Data, Folder, Source, Stream, World, open_source
+from labelflow.data.folder import SPLITS, few, first_folder, image_files
+from labelflow.data.images import read
+from labelflow.data.sources import SOURCES
+
+
+@dataclass(frozen=True)
+class Set:
+    """Images whose labels are places in `classes`: the classes that answers are restricted to."""
+
+    name: str
+    source: Source
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    cropped: bool = False  # its images are the centre already
+    truths: Sequence[frozenset[int]] = ()  # where an image may have several right answers
+
+    @cached_property
+    def key(self) -> str:
+        """The same for the same images, wherever they lie and whatever their labels are."""
+        return digest(*_contents(self.source))
+
+    @cached_property
+    def labels(self) -> list[int] | None:
+        """Of all images, where they are known without looking."""
+        return _labels(self.source)
+
+
+class Listed:
+    """Files and their labels."""
+
+    def __init__(self, root: Path, samples: list[tuple[str, int]], classes: Sequence[str]) -> None:
+        self.root, self.samples, self.classes = root, samples, classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        path, label = self.samples[index]
+        return read(path), label
+
+    def name(self, index: int) -> str:
+        return self.samples[index][0]
+
+    def key(self, index: int) -> str:
+        return os.path.relpath(self.samples[index][0], self.root)
+
+
+class Part:
+    """Some samples of a source."""
+
+    def __init__(self, whole: Source, places: Sequence[int]) -> None:
+        self.whole, self.places, self.classes = whole, places, whole.classes
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return self.whole.load(self.places[index])
+
+    def name(self, index: int) -> str:
+        return self.whole.name(self.places[index])
+
+    def key(self, index: int) -> str:
+        return self.whole.key(self.places[index])
+
+
+def imagenet_classes() -> tuple[str, ...]:
+    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
+    return tuple(ImageNetInfo().label_names())
+
+
+def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:
+    """The images to evaluate on: the part of a run's own data that it was not trained on, all of another folder.
+
+    A folder holds `val/CLASS/…`, `CLASS/…`, or `labels.csv` (file, class) with the images beside or below it.
+    """
+    root = Path(data.data)
+    if own or data.data.partition("/")[0].partition("(")[0] in SOURCES:
+        source = open_source(data, "val")
+        if isinstance(source, Stream):
+            raise ValueError(f"a stream such as {data.data} can't be asked about twice; give a folder, or hfds/NAME")
+        return Set(data.data, source, tuple(source.classes))
+    if (root / "labels.csv").exists():
+        return Set(data.data, _of_table(root, classes), classes)
+    source = all_images(root)
+    return Set(data.data, source, tuple(source.classes))
+
+
+def all_images(root: Path) -> Listed:
+    """Every image of `root/val/CLASS/…` or `root/CLASS/…`."""
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}")
+    root = first_folder(root, SPLITS["val"]) or root
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    return of_classes(root, names, {name: label for label, name in enumerate(names)})
+
+
+def of_classes(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -> Listed:
+    """The images of class folders, which may not be there. folders: the place of each one's class."""
+    samples = [
+        (str(root / folder / file), label) for folder, label in folders.items() for file in image_files(root / folder)
+    ]
+    if not samples:
+        raise ValueError(f"{root} has no images in class folders; it should hold one folder of images for each class")
+    return Listed(root, samples, classes)
+
+
+def _of_table(root: Path, classes: tuple[str, ...]) -> Listed:
+    """`labels.csv` says the class of each file, by its name or its number."""
+    with open(root / "labels.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or not {"file", "class"} <= rows[0].keys():
+        raise ValueError(f"{root / 'labels.csv'} should have a line 'file,class' and one for each image")
+    below = {os.path.basename(path): str(root / path) for path in image_files(root)}
+    numbers = {name: place for place, name in enumerate(classes)} | {str(at): at for at in range(len(classes))}
+    lost = [row["file"] for row in rows if os.path.basename(row["file"]) not in below]
+    strange = sorted({row["class"] for row in rows} - numbers.keys())
+    if lost or strange:
+        what = f"files that are not there: {few(lost)}" if lost else f"classes that no model has: {few(strange)}"
+        raise ValueError(f"{root / 'labels.csv'} names {what}")
+    samples = sorted((below[os.path.basename(row["file"])], numbers[row["class"]]) for row in rows)
+    return Listed(root, samples, classes)
+
+
+def chosen(found: Set, samples: int, order: Callable[[int], Sequence[int]]) -> Set:
+    """So many of a set's images, in their old order; 0: all. order: of so many, drawn."""
+    if not samples or samples >= len(found.source):
+        return found
+    places = sorted(order(len(found.source))[:samples])
+    truths = [found.truths[place] for place in places] if found.truths else ()
+    return Set(found.name, Part(found.source, places), found.classes, found.notes, found.cropped, truths)
+
+
+def digest(*parts: str) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(f"{len(part)} {part}".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+def _contents(source: Source) -> list[str]:
+    """What is in each image. Data sets that are not files are taken at their word."""
+    if isinstance(source, Part):
+        return [*_contents(source.whole), *map(str, source.places)]
+    if isinstance(source, Folder | Listed):
+        with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+            return list(pool.map(_file_digest, [path for path, _ in source.samples]))
+    if isinstance(source, World):
+        return [str(vars(source))]
+    return [source.name(0), str(len(source))]
+
+
+def _labels(source: Source) -> list[int] | None:
+    if isinstance(source, Part):
+        whole = _labels(source.whole)
+        return whole and [whole[place] for place in source.places]
+    return [label for _, label in source.samples] if isinstance(source, Folder | Listed) else None
+
+
+def _file_digest(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,0 +1,83 @@
+"""The suites of `labelflow robust`: one class in one file, one line in SUITES."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from labelflow.robust.attacked import Attacked, Attacking
+from labelflow.robust.calibration import Calibration
+from labelflow.robust.corrupted import Corrupted, Corrupting
+from labelflow.robust.hidden import Hiding, Occlusion, Shuffling
+from labelflow.robust.natural import NATURAL, Natural, NaturalSets
+from labelflow.robust.results import Finding, Section
+from labelflow.robust.session import Session
+from labelflow.robust.sets import Set
+from labelflow.spec import known
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the suites."""
+
+    natural: NaturalSets = field(default_factory=NaturalSets)
+    corrupting: Corrupting = field(default_factory=Corrupting)
+    attacking: Attacking = field(default_factory=Attacking)
+    hiding: Hiding = field(default_factory=Hiding)
+
+
+class Suite(Protocol):
+    """Whatever could be wrong with its settings and data is told when it is made, before any work is done."""
+
+    def measure(self) -> Section: ...
+
+
+class CleanImages:
+    """Accuracy on the images as they are."""
+
+    def __init__(self, session: Session, own: Set) -> None:
+        self.session, self.own = session, own
+
+    def measure(self) -> Section:
+        (answers,) = self.session.ask(self.own, title="clean images")
+        findings = [Finding("top-1", [found.top1[0] for found in answers])]
+        if len(self.own.classes) > 5:
+            findings.append(Finding("top-5", [found.top5[0] for found in answers]))
+        notes = [f"{int(answers[0].counts.sum())} images of {len(self.own.classes)} classes: {self.own.name}."]
+        notes += [
+            f"The answers of {model.name} are restricted to the classes of the data."
+            for model in self.session.models
+            if model.columns(self.own.classes) is not None
+        ]
+        return Section("clean", "Clean images", findings, notes=notes)
+
+
+def _own(found: Set | None) -> Set:
+    if found is None:
+        raise ValueError("this suite needs images: --data FOLDER, or runs that were evaluated on the same images")
+    return found
+
+
+SUITES: dict[str, Callable[[Session, Set | None, Settings], Suite]] = {
+    "clean": lambda session, own, settings: CleanImages(session, _own(own)),
+    "natural": lambda session, own, settings: Natural(session, settings.natural),
+    "corruptions": lambda session, own, settings: Corrupted(session, own, settings.corrupting),
+    "occlusion": lambda session, own, settings: Occlusion(session, _own(own), settings.hiding),
+    "shuffle": lambda session, own, settings: Shuffling(session, _own(own)),
+    "calibration": lambda session, own, settings: Calibration(session, _own(own)),
+    "attack": lambda session, own, settings: Attacked(session, _own(own), settings.attacking),
+}
+
+
+def choose_suites(text: str, own: Set | None, settings: Settings) -> list[str]:
+    """The names in a text such as 'corruptions,attack'; of an empty one, all for which there are images."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if names:
+        return list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
+    natural = any(getattr(settings.natural, name) for name in NATURAL)
+    chosen = [name for name in SUITES if name != "natural" and own is not None]
+    if own is None and settings.corrupting.imagenet_c:
+        chosen.append("corruptions")
+    chosen[1:1] = ["natural"] * natural
+    if not chosen:
+        raise ValueError("there are no images to ask about: --data FOLDER, --imagenet-v2 FOLDER, …")
+    return chosen

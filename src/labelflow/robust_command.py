@@ -1,0 +1,139 @@
+"""`labelflow robust`: how robust models are, side by side."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from labelflow.chance import generator
+from labelflow.data import Data
+from labelflow.robust.judged import Judged, load_judged, own_data
+from labelflow.robust.page import as_json, show, write_json, write_page, write_svg
+from labelflow.robust.results import Section
+from labelflow.robust.session import Session
+from labelflow.robust.sets import Set, all_images, chosen, open_own
+from labelflow.robust.suites import SUITES, Settings, choose_suites
+
+
+@dataclass(frozen=True)
+class Robust:
+    """What is asked, of which models."""
+
+    models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
+    """Folders of runs, and timm's models, which may say their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
+    suite: str = ""
+    """Which suites, such as corruptions,attack: clean, natural, corruptions, occlusion, shuffle, calibration, attack;
+    '' is all for which there are images."""
+    data: str = ""
+    """Images to ask about: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME; '' is what
+    the runs were evaluated on."""
+    out: Path = Path("robust")
+    """Where the results are written. What models said is kept there, too, and not asked again."""
+    start: str = "pretrained"
+    """The weights of timm's models: pretrained, packaged (from a package), or a checkpoint file."""
+    weights: str = "best"
+    """The weights of runs: best, last, or a file."""
+    image_size: int = 0
+    """Another image size for all models, if they take it."""
+    samples: int = 0
+    """Ask about so many of the images, drawn with --seed; 0: all."""
+    seed: int = 0
+    """Draws corruptions, what is hidden, attacks and samples."""
+    batch: int = 0
+    """Pictures that pass through a model at once; 0: 64, or as few as are fastest on a CPU."""
+    workers: int = -1
+    """Processes that read images; -1: as many as there are cores for them, at most 8."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision; attacks compute in full precision."""
+    skip_unreadable: int = 0
+    """How many images that cannot be read are left out, and told, before it stops."""
+    root: str = "data"
+    """Where torchvision and Hugging Face keep their files."""
+    as_json: bool = False
+    """Print JSON, for programs."""
+    settings: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 0), ("batch", 0), ("image_size", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+
+
+def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
+    """How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side.
+    Example: labelflow robust runs/plain runs/tl_align --suite clean,corruptions,attack
+
+    Args:
+        options: Which models, which images, which suites.
+    """
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = device or torch.device("cpu")
+    models, own = _open(options, device)
+    session = Session(
+        models,
+        options.out / "answers",
+        device,
+        seed=options.seed,
+        batch=options.batch,
+        workers=options.workers,
+        precision=options.precision,
+        skip_unreadable=options.skip_unreadable,
+        quiet=options.as_json,
+    )
+    names = choose_suites(options.suite, own, options.settings)
+    suites = [SUITES[name](session, own, options.settings) for name in names]  # what is wrong is told now
+    sections = [suite.measure() for suite in suites]
+    _tell(options, models, sections)
+
+
+def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | None]:
+    """The models, and the images that they are asked about."""
+    folder = Path(options.data)
+    classes: tuple[str, ...] = ()  # of the data, where it can tell without a model
+    if options.data and folder.is_dir() and not (folder / "labels.csv").exists():
+        classes = tuple(all_images(folder).classes)
+    models = load_judged(
+        options.models,
+        device,
+        start=options.start,
+        weights=options.weights,
+        image_size=options.image_size,
+        classes=classes,
+    )
+    data = own_data(models)
+    if not options.data and data is None and any(model.classifier.folder for model in models):
+        raise ValueError("the runs were evaluated on different images; --data says which all of them are asked about")
+    own = None
+    if options.data or data is not None:
+        asked = replace(data or Data(), root=options.root) if options.data else data
+        assert asked is not None
+        is_own = not options.data or (data is not None and options.data == data.data)
+        asked = replace(asked, data=options.data or asked.data, image_size=max(m.look.size for m in models))
+        own = open_own(asked, is_own, models[0].classifier.classes)
+        seed = options.seed
+        own = chosen(own, options.samples, lambda count: torch.randperm(count, generator=generator(seed)).tolist())
+        for model in models:
+            model.columns(own.classes)  # tells which it doesn't know
+    return models, own
+
+
+def _tell(options: Robust, models: list[Judged], sections: list[Section]) -> None:
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    found: dict[str, Any] = as_json(models, sections, {"settings": settings})
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "robust.json", found)
+    facts = [
+        f"{model.name}: {model.classifier.name} at {model.look.size} px, {model.classifier.weights}" for model in models
+    ]
+    write_page(options.out / "robust.html", models, sections, facts)
+    charts = [chart for section in sections for chart in section.charts]
+    if charts:
+        write_svg(options.out / "robust.svg", [model.name for model in models], charts)
+    if options.as_json:
+        print(json.dumps(found))
+        return
+    show(models, sections)
+    print(f"\n  look at it     {options.out / 'robust.html'}")

@@ -1,0 +1,155 @@
+"""`labelflow robust` as a user runs it: models trained here, tables and files, and errors before any work."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from labelflow.cli import main
+from labelflow.data import Data, World
+from labelflow.engine import Training
+from labelflow.robust.corruptions import CORRUPTIONS
+from labelflow.robust.mce import ALEXNET
+from labelflow.robust.sets import imagenet_classes
+from labelflow.tasks import Recipe, evaluate_run, train_run
+
+MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain model and one with TL-Align, trained a little on the sample world."""
+    root = tmp_path_factory.mktemp("robust")
+    data = Data(
+        data="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
+    )
+    training = Training(epochs=6, batch=32, group=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
+    for target in ("plain", "tl_align"):
+        recipe = Recipe(
+            model=MODEL, target=target, mixer="0.5*cutmix + 0.5*none", drop_path=0.0, data=data, training=training
+        )
+        train_run(recipe, root / target, resume=False, quiet=True)
+    return root
+
+
+def run(*args: object) -> int:
+    return main(["robust", *map(str, args), "--workers", "0"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    assert run(*args) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("labelflow: ")
+    assert told.count("\n") == 1
+    return told
+
+
+def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = (runs / "plain", runs / "tl_align")
+    few = ("--attack-samples", 8, "--attacks", "fgsm", "pgd(steps=5)", "autoattack", "--radii", 24)
+    quick = ("--corruptions", "gaussian_noise", "fog", "contrast", "saturate")
+    assert run(*models, "--out", tmp_path / "out", *few, *quick) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"plain\s+tl_align", printed)
+    found = json.loads((tmp_path / "out" / "robust.json").read_text())["found"]
+    assert list(found) == ["clean", "corruptions", "occlusion", "shuffle", "calibration", "attack"]
+    for name in ("plain", "tl_align"):
+        assert found["clean"]["results"]["top-1"][name] == pytest.approx(evaluate_run(runs / name)["top1"])
+        curve = found["occlusion"]["curves"]["Top-1 accuracy, %, with cells hidden"]["lines"][name]
+        assert curve[0] == [0.0, found["clean"]["results"]["top-1"][name]]
+        under = found["attack"]["details"]
+        clean = found["attack"]["results"]["clean, of these images"][name]
+        assert under["autoattack, L∞ 24/255"][name] <= under["pgd(steps=5), L∞ 24/255"][name] < clean
+        assert under["fgsm, L∞ 24/255"][name] < clean
+    corrupted = found["corruptions"]
+    assert set(corrupted["details"]) == {"gaussian_noise", "fog", "contrast", "saturate"}
+    assert "mean over 3 corruptions" in corrupted["results"]  # saturate is an extra
+    assert "mCE" not in corrupted["results"]  # which is ImageNet's
+    page = (tmp_path / "out" / "robust.html").read_text()
+    assert not re.search(r"https?:|@import|<link|<script|url\(", page)
+    assert page.count("<svg") == page.count("<figcaption>") == 12
+    drawn = (tmp_path / "out" / "robust.svg").read_text()
+    assert drawn.count("<svg") == 13
+
+    assert run(*models, "--out", tmp_path / "out", *few, *quick, "--as-json") == 0  # from what is kept
+    assert json.loads(capsys.readouterr().out)["found"] == found
+
+
+def test_own_folders_and_some_suites(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World("val", 12, 40)
+    for index in range(12):
+        image, label = world.load(index)
+        path = tmp_path / "photos" / world.classes[label] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    own = ("--data", tmp_path / "photos", "--out", tmp_path / "out")
+    few = ("--corruptions", "pixelate", "--attacks", "fgsm")
+    assert run(runs / "plain", *own, *few, "--suite", "corruptions,attack", "--norm", "l2", "--as-json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["found"]) == ["corruptions", "attack"]
+    assert "fgsm, L2 0.5" in found["found"]["attack"]["results"]
+    (tmp_path / "photos" / "unicorn").mkdir()
+    Image.new("RGB", (32, 32)).save(tmp_path / "photos" / "unicorn" / "1.png")
+    assert "plain knows 10 classes, of which unicorn is none" in refused(capsys, runs / "plain", *own)
+
+
+def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With timm's names, the archives' folders, and mCE: a model that answers one class always."""
+    model = timm.create_model("test_vit", img_size=32)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    with torch.no_grad():
+        model.head.bias[7] = 1.0  # which it always answers
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    classes = imagenet_classes()
+    for at, name in enumerate(CORRUPTIONS):
+        for severity in range(1, 6):
+            for label in (3, 7) if severity == 1 else (3,):
+                path = (
+                    tmp_path / "c" / ("noise" if at < 3 else "other") / name / str(severity) / classes[label] / "1.png"
+                )
+                path.parent.mkdir(parents=True)
+                Image.fromarray(pixels).save(path)
+    asked = (f"test_vit={tmp_path / 'weights.safetensors'}", "--image-size", 32, "--imagenet-c", tmp_path / "c")
+    assert run(*asked, "--out", tmp_path / "out", "--as-json") == 0
+    found = json.loads(capsys.readouterr().out)["found"]["corruptions"]
+    expected = sum(100 * (0.5 + 4) / (5 * error) for error in ALEXNET.values()) / 15
+    assert next(iter(found["results"]["mCE"].values())) == pytest.approx(expected)
+    assert "relative mCE" not in found["results"]  # there are no clean images
+    (tmp_path / "c" / "other" / "fog" / "5").rename(tmp_path / "c" / "other" / "fog" / "six")
+    assert "fog has no folder 5" in refused(capsys, *asked)
+    assert "has no folder spatter; --corruptions chooses" in refused(capsys, *asked, "--corruptions", "spatter")
+
+
+def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, out = runs / "plain", ("--out", tmp_path / "out")
+    cases = {
+        (): "name one model at least",
+        (plain, "--suite", "corruption"): "no suite 'corruption'; did you mean corruptions",
+        (plain, "--attacks", "fsgm"): "did you mean fgsm",
+        (plain, "--corruptions", "fogg"): "did you mean fog",
+        (plain, "--data", tmp_path / "lost"): "there is no folder",
+        (plain, "--imagenet-a", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
+        (plain, "--imagenet-c", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
+        (plain, plain): "comes twice",
+        (tmp_path / "no" / "run",): "there is no run",
+        ("test_vit=nothing.pth",): "there is no checkpoint nothing.pth",
+        (plain, "--occlusion-grid", 33): "--occlusion-grid can't be more",
+        (plain, "--samples", -1): "--samples must be at least 0",
+    }
+    for asked, told in cases.items():
+        assert told in refused(capsys, *asked, *out), asked
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["robust", "--help"])
+    assert "Example: labelflow robust runs/plain runs/tl_align" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,214 @@
+"""Asking models: what they say is what a bare loop hears, and is asked once."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy import ndarray
+from numpy.random import Generator
+from PIL import Image
+from safetensors.torch import save_file
+
+from labelflow.data import Data, World
+from labelflow.robust.attacked import Attacked, Attacking
+from labelflow.robust.hidden import PatchDrop
+from labelflow.robust.judged import load_judged
+from labelflow.robust.pictures import CLEAN, Pictures
+from labelflow.robust.session import Session
+from labelflow.robust.sets import Set, chosen, open_own
+
+CPU = torch.device("cpu")
+MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=2, img_size=32)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models' weights, and images of three classes."""
+    root, world = tmp_path_factory.mktemp("asked"), World("val", 9, 40)
+    for index in range(len(world)):
+        path = root / "images" / "abc"[index % 3] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        world.load(index)[0].save(path)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = timm.create_model(
+            "vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=1, num_heads=2, img_size=32, num_classes=3
+        )
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        save_file(model.state_dict(), root / f"{seed}.safetensors")
+    return root
+
+
+def opened(folder: Path) -> Set:
+    return open_own(Data(data=str(folder / "images")), own=False, classes=())
+
+
+def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:
+    names = [f"{MODEL}={folder / f'{seed}.safetensors'}" for seed in seeds]
+    models = load_judged(names, CPU, image_size=32, classes=("a", "b", "c"))
+    return Session(models, out, CPU, **{"workers": 0, "quiet": True, **how})  # type: ignore[arg-type]
+
+
+class Twice:
+    """Level l is l + 1 times as bright."""
+
+    levels, key = 3, "brighter"
+
+    def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
+        return np.minimum(255, picture.astype(int) * (level + 1)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+def test_answers_are_those_of_a_bare_loop(folder: Path, tmp_path: Path, batch: int) -> None:
+    asking, found = session(folder, tmp_path, batch=batch), opened(folder)
+    clean, changed = asking.ask(found, [CLEAN, Twice()])
+    for at, model in enumerate(asking.models):
+        look, data = model.look, model.classifier.data
+        for index in range(9):
+            seen = Pictures(found, look, (CLEAN,), 0)[0, index].levels[0].float() / 255
+            for level, answers in ((0, clean[at]), *((level, changed[at]) for level in range(3))):
+                bright = (seen * 255 * (level + 1)).clamp(max=255) / 255 if answers is changed[at] else seen
+                mean, std = torch.tensor(data.mean).view(3, 1, 1), torch.tensor(data.std).view(3, 1, 1)
+                with torch.no_grad():
+                    logits = model.classifier.model(((bright - mean) / std)[None])[0]
+                order = logits.argsort(descending=True)
+                assert answers.places[level, index].tolist() == order.tolist()
+                np.testing.assert_allclose(answers.logits[level, index], logits[order], rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(answers.normaliser[level, index], logits.logsumexp(0), rtol=1e-4)
+    assert clean[0].labels.tolist() == found.labels
+    assert changed[0].correct.shape == (3, 9)
+    assert clean[0].top5 == [100.0]
+
+
+def test_nothing_is_asked_twice(folder: Path, tmp_path: Path) -> None:
+    first, found = session(folder, tmp_path, (0,)), opened(folder)
+    before = first.ask(found, [CLEAN, PatchDrop(4)])
+    assert first.asked == 9 * 11
+    both = session(folder, tmp_path)
+    again = both.ask(found, [CLEAN, PatchDrop(4)])
+    assert both.asked == 9 * 11  # of the second model
+    for old, new in zip(before, again, strict=True):
+        np.testing.assert_array_equal(old[0].logits, new[0].logits)
+    both.ask(opened(folder), [CLEAN])
+    assert both.asked == 9 * 11
+
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    for path in moved.rglob("*.png"):
+        os.utime(path, (0, 0))
+    both.ask(opened(moved), [CLEAN])
+    assert both.asked == 9 * 11  # the same images elsewhere
+    changed = next(moved.rglob("*.png"))
+    Image.new("RGB", (40, 40), "red").save(changed)
+    both.ask(opened(moved), [CLEAN])
+    assert both.asked == 9 * 13
+    other_seed = session(folder, tmp_path, seed=1)
+    other_seed.ask(found, [CLEAN])
+    assert other_seed.asked == 0
+    other_seed.ask(found, [PatchDrop(4)])
+    assert other_seed.asked == 2 * 9 * 10
+
+
+def test_labels_are_the_sets_own(folder: Path, tmp_path: Path) -> None:
+    """The same images under other labels are not asked again."""
+    asking, found = session(folder, tmp_path, (0,)), opened(folder)
+    table = tmp_path / "table"
+    shutil.copytree(folder / "images", table)
+    names = sorted(path.relative_to(table) for path in table.rglob("*.png"))
+    lines = [f"{name},{'cab'[at % 3] if at else 2}" for at, name in enumerate(names)]  # by name or by number
+    (table / "labels.csv").write_text("file,class\n" + "\n".join(reversed(lines)))
+    other = open_own(Data(data=str(table)), own=False, classes=("a", "b", "c"))
+    asking.ask(found)
+    ((answers,),) = asking.ask(other)
+    assert asking.asked == 9
+    assert answers.labels.tolist() == ["abc".index("cab"[at % 3]) for at in range(9)]
+
+
+def test_a_part_is_drawn_alike_and_keeps_its_changes(folder: Path, tmp_path: Path) -> None:
+    found = opened(folder)
+    part = chosen(found, 4, lambda count: [7, 2, 5, 0, 1, 3, 4, 6, 8][:count])
+    assert [part.source.key(at) for at in range(4)] == [found.source.key(at) for at in (0, 2, 5, 7)]
+    assert part.labels == [found.labels[at] for at in (0, 2, 5, 7)]  # type: ignore[index]
+    asking = session(folder, tmp_path, (0,))
+    whole, some = asking.ask(found, [PatchDrop(4)])[0][0], asking.ask(part, [PatchDrop(4)])[0][0]
+    np.testing.assert_allclose(some.logits, whole.logits[:, [0, 2, 5, 7]], rtol=1e-4, atol=1e-5)
+    assert chosen(found, 0, lambda count: []) is found
+
+
+def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder / "images", broken)
+    (broken / "b" / "4.png").write_bytes(b"no image")
+    found = open_own(Data(data=str(broken)), own=False, classes=())
+    with pytest.raises(ValueError, match=r"cannot read .*4.png.*none was allowed"):
+        session(folder, tmp_path, (0,)).ask(found)
+    ((answers,),) = session(folder, tmp_path, (0,), skip_unreadable=1).ask(found)
+    assert answers.counts.sum() == 8
+    assert answers.correct.shape == (1, 8)
+
+
+def test_a_damaged_file_is_asked_again(folder: Path, tmp_path: Path) -> None:
+    asking, found = session(folder, tmp_path, (0,)), opened(folder)
+    asking.ask(found)
+    next(tmp_path.glob("*.safetensors")).write_bytes(b"torn")
+    with pytest.raises(ValueError, match="was damaged and is removed"):
+        asking.ask(found)
+    asking.ask(found)
+    assert asking.asked == 18
+
+
+def test_attacks_go_on_where_they_were(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Attacking(("fgsm", "pgd(steps=2)"), radii=(2, 16), attack_samples=0, attack_batch=4)
+    whole = Attacked(session(folder, tmp_path / "whole"), opened(folder), settings).measure()
+    asked: list[int] = []
+    attack = Attacked._batch
+
+    def stopping(self: Attacked, *how: object) -> ndarray:
+        asked.append(len(how[2].labels))  # type: ignore[attr-defined]
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return attack(self, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Attacked, "_batch", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        Attacked(session(folder, tmp_path / "torn"), opened(folder), settings).measure()
+    assert asked == [4, 4, 1]
+    torn = Attacked(session(folder, tmp_path / "torn"), opened(folder), settings).measure()
+    assert asked == [4, 4, 1, 1, *[4, 4, 1] * 3]  # not the first two again
+    assert torn == whole
+    names = [finding.name for finding in torn.details]
+    assert names == ["fgsm, L∞ 2/255", "fgsm, L∞ 16/255", "pgd(steps=2), L∞ 2/255", "pgd(steps=2), L∞ 16/255"]
+    for near, far in ((0, 1), (2, 3)):
+        for nearer, farther in zip(torn.details[near].values, torn.details[far].values, strict=True):
+            assert nearer >= farther
+    Attacked(session(folder, tmp_path / "torn"), opened(folder), settings).measure()
+    assert len(asked) == 13  # nothing
+
+
+def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path) -> None:
+    """Of two classes, an answer that is neither counts for nothing."""
+    found = opened(folder)
+    two = replace(found, classes=("b", "a"), source=open_own(Data(data=str(folder / "images")), False, ()).source)
+    asking = session(folder, tmp_path, (0,))
+    assert asking.models[0].columns(two.classes) == [1, 0]
+    with pytest.raises(ValueError, match="knows 3 classes, of which d is none; the data has 2"):
+        asking.models[0].columns(("a", "d"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"attacks": ()}, "need a name"),
+        ({"attack_batch": 0}, "attack-batch from 1"),
+        ({"radii": (0.0,)}, "must be above 0"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Attacking(**settings)
