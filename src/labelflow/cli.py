@@ -156,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             found(rest[0], rest[1:])
     except torch.OutOfMemoryError:
-        print("labelflow: the device is out of memory; choose a smaller --group, or --checkpointing", file=sys.stderr)
+        smaller = "--group, --batch or --attack-batch, or --checkpointing"
+        print(f"labelflow: the device is out of memory; choose a smaller {smaller}", file=sys.stderr)
         return 2
     except (ValueError, OSError, AssertionError) as error:  # timm asserts that images fit its models
         told = str(error).split("Original Traceback")[-1] if "Original Traceback" in str(error) else str(error)

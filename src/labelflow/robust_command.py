@@ -1,6 +1,8 @@
 """`labelflow robust`: how robust models are, side by side."""
 
 import json
+import os
+import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,13 +10,12 @@ from typing import Annotated, Any, Literal
 import torch
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from labelflow.chance import generator
 from labelflow.data import Data
 from labelflow.robust.judged import Judged, load_judged, own_data
 from labelflow.robust.page import as_json, show, write_json, write_page, write_svg
 from labelflow.robust.results import Section
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, all_images, chosen, open_own
+from labelflow.robust.sets import Set, all_images, open_own
 from labelflow.robust.suites import SUITES, Settings, choose_suites
 
 
@@ -39,7 +40,7 @@ class Robust:
     image_size: int = 0
     """Another image size for all models, if they take it."""
     samples: int = 0
-    """Ask about so many of the images, drawn with --seed; 0: all."""
+    """Ask about so many images of each set, drawn with --seed; 0: all."""
     seed: int = 0
     """Draws corruptions, what is hidden, attacks and samples."""
     batch: int = 0
@@ -50,8 +51,8 @@ class Robust:
     """Mixed precision; attacks compute in full precision."""
     skip_unreadable: int = 0
     """How many images that cannot be read are left out, and told, before it stops."""
-    root: str = "data"
-    """Where torchvision and Hugging Face keep their files."""
+    root: str = ""
+    """Where torchvision and Hugging Face keep their files; '' is data, or what the runs had."""
     as_json: bool = False
     """Print JSON, for programs."""
     settings: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
@@ -69,6 +70,8 @@ def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
     Args:
         options: Which models, which images, which suites.
     """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError("labelflow robust runs in one process; start it without torchrun or accelerate launch")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = device or torch.device("cpu")
     models, own = _open(options, device)
@@ -77,16 +80,26 @@ def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
         options.out / "answers",
         device,
         seed=options.seed,
+        samples=options.samples,
         batch=options.batch,
         workers=options.workers,
         precision=options.precision,
         skip_unreadable=options.skip_unreadable,
         quiet=options.as_json,
     )
+    own = own and session.pick(own)
     names = choose_suites(options.suite, own, options.settings)
     suites = [SUITES[name](session, own, options.settings) for name in names]  # what is wrong is told now
-    sections = [suite.measure() for suite in suites]
-    _tell(options, models, sections)
+    try:
+        session.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"nothing can be written to --out {options.out}: {error.strerror}") from None
+    try:
+        sections = [suite.measure() for suite in suites]
+    except KeyboardInterrupt:
+        print("labelflow: interrupted; what was answered is kept, and the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
+    _tell(options, session, sections)
 
 
 def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | None]:
@@ -104,23 +117,26 @@ def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | No
         classes=classes,
     )
     data = own_data(models)
-    if not options.data and data is None and any(model.classifier.folder for model in models):
-        raise ValueError("the runs were evaluated on different images; --data says which all of them are asked about")
-    own = None
-    if options.data or data is not None:
-        asked = replace(data or Data(), root=options.root) if options.data else data
-        assert asked is not None
-        is_own = not options.data or (data is not None and options.data == data.data)
-        asked = replace(asked, data=options.data or asked.data, image_size=max(m.look.size for m in models))
-        own = open_own(asked, is_own, models[0].classifier.classes)
-        seed = options.seed
-        own = chosen(own, options.samples, lambda count: torch.randperm(count, generator=generator(seed)).tolist())
-        for model in models:
-            model.columns(own.classes)  # tells which it doesn't know
+    if options.suite.strip() == "natural" or not (options.data or data):
+        return models, None
+    asked = data or Data()
+    if options.data:
+        asked = replace(asked, data=options.data, root=options.root or asked.root)
+    is_own = data is not None and _same(asked.data, data.data)
+    asked = replace(asked, image_size=max(model.look.size for model in models))
+    own = open_own(asked, is_own, models[0].classifier.classes)
+    for model in models:
+        model.columns(own.classes)  # tells which it doesn't know
     return models, own
 
 
-def _tell(options: Robust, models: list[Judged], sections: list[Section]) -> None:
+def _same(one: str, other: str) -> bool:
+    """Two names of the same data: a path may be written in several ways."""
+    return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
+
+
+def _tell(options: Robust, session: Session, sections: list[Section]) -> None:
+    models = session.models
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     found: dict[str, Any] = as_json(models, sections, {"settings": settings})
     options.out.mkdir(parents=True, exist_ok=True)
@@ -136,4 +152,5 @@ def _tell(options: Robust, models: list[Judged], sections: list[Section]) -> Non
         print(json.dumps(found))
         return
     show(models, sections)
-    print(f"\n  look at it     {options.out / 'robust.html'}")
+    print(f"\n{session.asked} pictures were asked about; other answers were kept in {session.folder}")
+    print(f"  look at it     {options.out / 'robust.html'}")

@@ -17,6 +17,7 @@ from labelflow.engine import Training
 from labelflow.robust.corruptions import CORRUPTIONS
 from labelflow.robust.mce import ALEXNET
 from labelflow.robust.sets import imagenet_classes
+from labelflow.robust_command import _same
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"
@@ -63,8 +64,8 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
         assert found["clean"]["results"]["top-1"][name] == pytest.approx(evaluate_run(runs / name)["top1"])
         curve = found["occlusion"]["curves"]["Top-1 accuracy, %, with cells hidden"]["lines"][name]
         assert curve[0] == [0.0, found["clean"]["results"]["top-1"][name]]
-        under = found["attack"]["details"]
-        clean = found["attack"]["results"]["clean, of these images"][name]
+        under = found["attack"]["results"]
+        clean = under["clean, of these images"][name]
         assert under["autoattack, L∞ 24/255"][name] <= under["pgd(steps=5), L∞ 24/255"][name] < clean
         assert under["fgsm, L∞ 24/255"][name] < clean
     corrupted = found["corruptions"]
@@ -73,9 +74,10 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert "mCE" not in corrupted["results"]  # which is ImageNet's
     page = (tmp_path / "out" / "robust.html").read_text()
     assert not re.search(r"https?:|@import|<link|<script|url\(", page)
-    assert page.count("<svg") == page.count("<figcaption>") == 12
+    assert page.count("<svg") == 13
+    assert page.count("data:image/png") == 4 + 10 + 7  # what corruptions, hiding and shuffling look like
     drawn = (tmp_path / "out" / "robust.svg").read_text()
-    assert drawn.count("<svg") == 13
+    assert drawn.count("<svg") == 14
 
     assert run(*models, "--out", tmp_path / "out", *few, *quick, "--as-json") == 0  # from what is kept
     assert json.loads(capsys.readouterr().out)["found"] == found
@@ -123,6 +125,13 @@ def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     expected = sum(100 * (0.5 + 4) / (5 * error) for error in ALEXNET.values()) / 15
     assert next(iter(found["results"]["mCE"].values())) == pytest.approx(expected)
     assert "relative mCE" not in found["results"]  # there are no clean images
+    for label in (0, 1):  # some other images are not the clean ones of these
+        (tmp_path / "own" / classes[label]).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "own" / classes[label] / "1.png")
+    assert (
+        run(*asked, "--out", tmp_path / "out", "--data", tmp_path / "own", "--suite", "corruptions", "--as-json") == 0
+    )
+    assert json.loads(capsys.readouterr().out)["found"]["corruptions"]["results"] == found["results"]
     (tmp_path / "c" / "other" / "fog" / "5").rename(tmp_path / "c" / "other" / "fog" / "six")
     assert "fog has no folder 5" in refused(capsys, *asked)
     assert "has no folder spatter; --corruptions chooses" in refused(capsys, *asked, "--corruptions", "spatter")
@@ -143,10 +152,37 @@ def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.
         ("test_vit=nothing.pth",): "there is no checkpoint nothing.pth",
         (plain, "--occlusion-grid", 33): "--occlusion-grid can't be more",
         (plain, "--samples", -1): "--samples must be at least 0",
+        (plain, "--frost", tmp_path): "lacks frost1.png",
+        (plain, "--attacks", "pgd(step=3)"): "attack 'pgd(step=3)'",
     }
     for asked, told in cases.items():
         assert told in refused(capsys, *asked, *out), asked
     assert not (tmp_path / "out").exists()
+    (tmp_path / "file").write_text("")
+    assert "nothing can be written to --out" in refused(capsys, plain, "--out", tmp_path / "file")
+
+
+def test_two_classes_have_their_own_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = timm.create_model("test_vit", img_size=32, num_classes=2)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32), "red" if name == "cat" else "blue").save(tmp_path / "pets" / name / "1.png")
+    weights = tmp_path / "weights.safetensors"
+    asked = (f"test_vit={weights}", "--image-size", 32, "--data", tmp_path / "pets", "--out", tmp_path / "out")
+    assert run(*asked, "--suite", "clean,attack", "--radii", 64) == 0
+    printed = capsys.readouterr().out
+    assert "autoattack: 2 classes: without apgd_t" in printed
+    assert "the DLR loss needs 3 classes or more, there are 2" in refused(capsys, *asked, "--attacks", "apgd_dlr")
+
+
+def test_a_runs_own_folder_may_be_written_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert _same("photos", "./photos/")
+    assert _same("photos", str(tmp_path / "photos"))
+    assert _same("world(val=8)", "world(val=8)")
+    assert not _same("photos", "others")
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,11 +16,15 @@ from safetensors.torch import save_file
 
 from labelflow.data import Data, World
 from labelflow.robust.attacked import Attacked, Attacking
+from labelflow.robust.attacks import Ball, Batch, run_attacks
+from labelflow.robust.attacks.gradient import PGD
+from labelflow.robust.corrupted import Corruption
+from labelflow.robust.corruptions.ice import FILES
 from labelflow.robust.hidden import PatchDrop
 from labelflow.robust.judged import load_judged
 from labelflow.robust.pictures import CLEAN, Pictures
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, chosen, open_own
+from labelflow.robust.sets import Set, chosen, image_number, open_own
 
 CPU = torch.device("cpu")
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=2, img_size=32)"
@@ -50,6 +54,7 @@ def opened(folder: Path) -> Set:
 
 
 def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:
+    out.mkdir(parents=True, exist_ok=True)
     names = [f"{MODEL}={folder / f'{seed}.safetensors'}" for seed in seeds]
     models = load_judged(names, CPU, image_size=32, classes=("a", "b", "c"))
     return Session(models, out, CPU, **{"workers": 0, "quiet": True, **how})  # type: ignore[arg-type]
@@ -132,13 +137,16 @@ def test_labels_are_the_sets_own(folder: Path, tmp_path: Path) -> None:
 
 def test_a_part_is_drawn_alike_and_keeps_its_changes(folder: Path, tmp_path: Path) -> None:
     found = opened(folder)
-    part = chosen(found, 4, lambda count: [7, 2, 5, 0, 1, 3, 4, 6, 8][:count])
-    assert [part.source.key(at) for at in range(4)] == [found.source.key(at) for at in (0, 2, 5, 7)]
-    assert part.labels == [found.labels[at] for at in (0, 2, 5, 7)]  # type: ignore[index]
+    part = chosen(found, 4, seed=3)
+    keys = [found.source.key(at) for at in range(9)]
+    places = [keys.index(part.source.key(at)) for at in range(4)]
+    assert places == sorted(set(places))
+    assert part.labels == [found.labels[at] for at in places]  # type: ignore[index]
+    assert chosen(found, 4, seed=3).key == part.key != chosen(found, 4, seed=4).key
     asking = session(folder, tmp_path, (0,))
     whole, some = asking.ask(found, [PatchDrop(4)])[0][0], asking.ask(part, [PatchDrop(4)])[0][0]
-    np.testing.assert_allclose(some.logits, whole.logits[:, [0, 2, 5, 7]], rtol=1e-4, atol=1e-5)
-    assert chosen(found, 0, lambda count: []) is found
+    np.testing.assert_allclose(some.logits, whole.logits[:, places], rtol=1e-4, atol=1e-5)
+    assert chosen(found, 0, seed=3) is found
 
 
 def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
@@ -151,16 +159,28 @@ def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
     ((answers,),) = session(folder, tmp_path, (0,), skip_unreadable=1).ask(found)
     assert answers.counts.sum() == 8
     assert answers.correct.shape == (1, 8)
+    with pytest.raises(ValueError, match=r"1 images of .* could not be read .* --skip-unreadable 1"):
+        session(folder, tmp_path, (0,)).ask(found)  # from what is kept
+    settings = Attacking(("fgsm",), radii=(4,))
+    section = Attacked(session(folder, tmp_path, (0,), skip_unreadable=1), found, settings).measure()
+    assert section.findings[0].values == answers.top1
+    os.remove(broken / "b" / "4.png")
+    os.symlink("nowhere", broken / "b" / "4.png")
+    found = open_own(Data(data=str(broken)), own=False, classes=())
+    ((answers,),) = session(folder, tmp_path, (0,), skip_unreadable=1).ask(found)
+    assert answers.counts.sum() == 8
 
 
 def test_a_damaged_file_is_asked_again(folder: Path, tmp_path: Path) -> None:
     asking, found = session(folder, tmp_path, (0,)), opened(folder)
     asking.ask(found)
     next(tmp_path.glob("*.safetensors")).write_bytes(b"torn")
-    with pytest.raises(ValueError, match="was damaged and is removed"):
-        asking.ask(found)
     asking.ask(found)
     assert asking.asked == 18
+    settings = Attacking(("fgsm",), radii=(4,), attack_samples=4)
+    before = Attacked(asking, found, settings).measure()
+    next(tmp_path.glob("attack-*.safetensors")).write_bytes(b"torn")
+    assert Attacked(asking, found, settings).measure() == before
 
 
 def test_attacks_go_on_where_they_were(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,23 +202,84 @@ def test_attacks_go_on_where_they_were(folder: Path, tmp_path: Path, monkeypatch
     torn = Attacked(session(folder, tmp_path / "torn"), opened(folder), settings).measure()
     assert asked == [4, 4, 1, 1, *[4, 4, 1] * 3]  # not the first two again
     assert torn == whole
-    names = [finding.name for finding in torn.details]
+    names = [finding.name for finding in torn.findings[1:]]
     assert names == ["fgsm, L∞ 2/255", "fgsm, L∞ 16/255", "pgd(steps=2), L∞ 2/255", "pgd(steps=2), L∞ 16/255"]
     for near, far in ((0, 1), (2, 3)):
-        for nearer, farther in zip(torn.details[near].values, torn.details[far].values, strict=True):
+        for nearer, farther in zip(torn.findings[near + 1].values, torn.findings[far + 1].values, strict=True):
             assert nearer >= farther
     Attacked(session(folder, tmp_path / "torn"), opened(folder), settings).measure()
     assert len(asked) == 13  # nothing
 
 
 def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path) -> None:
-    """Of two classes, an answer that is neither counts for nothing."""
-    found = opened(folder)
-    two = replace(found, classes=("b", "a"), source=open_own(Data(data=str(folder / "images")), False, ()).source)
+    """A set of two classes, in another order: what a model of their two logits makes of it."""
+    images = tmp_path / "images"
+    for name in "ab":
+        shutil.copytree(folder / "images" / name, images / name)
+    found = open_own(Data(data=str(images)), own=False, classes=())
+    turned = replace(found, classes=("b", "a"))  # label 0 is now b
     asking = session(folder, tmp_path, (0,))
-    assert asking.models[0].columns(two.classes) == [1, 0]
+    model = asking.models[0]
+    assert model.columns(turned.classes) == [1, 0]
+    settings = Attacking(("pgd(steps=3)",), radii=(8,))
+    section = Attacked(asking, turned, settings).measure()
+    ((answers,),) = asking.ask(turned)
+    assert section.findings[0].values == answers.top1
+
+    pictures = Pictures(turned, model.look, (CLEAN,), 0)
+    clean = torch.stack([pictures[0, index].levels[0] for index in range(6)]) / 255
+    numbers = [image_number(turned.source, index) for index in range(6)]
+    batch = Batch(clean, torch.tensor(turned.labels), numbers)
+    bare = run_attacks(lambda seen: model.model(seen)[:, [1, 0]], [("", PGD(steps=3))], batch, Ball("linf", 8 / 255))
+    assert section.findings[1].values == [100 * float((bare.fallen == -1).float().mean())]
     with pytest.raises(ValueError, match="knows 3 classes, of which d is none; the data has 2"):
-        asking.models[0].columns(("a", "d"))
+        model.columns(("a", "d"))
+
+
+def test_tables_of_labels(tmp_path: Path) -> None:
+    for name in ("a/x.png", "b/x.png", "b/y.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / name)
+
+    def read(text: str, *classes: str) -> list[tuple[str, int]]:
+        (tmp_path / "labels.csv").write_text(text, encoding="utf-8-sig")  # as Excel writes it
+        source = open_own(Data(data=str(tmp_path)), own=False, classes=classes).source
+        return [(source.key(at), label) for at, (_, label) in enumerate(source.samples)]  # type: ignore[attr-defined]
+
+    two = [("a/x.png", 0), ("b/y.png", 1)]
+    assert read("file,class\ny.png,dog\na/x.png,cat", "cat", "dog") == two  # by the last part, where that will do
+    assert read("file,class\nb/y.png,1\na/x.png,0", "cat", "dog") == two
+    assert read("file,class\na/x.png,2\nb/y.png,1", "1", "10", "2") == [("a/x.png", 2), ("b/y.png", 0)]  # names
+    for text, told in {
+        "file,class\nx.png,cat": "files that are not there, or several: x.png",
+        "file,class\nz.png,cat": "files that are not there, or several: z.png",
+        "file,class\ny.png,cow": "classes that no model has: cow",
+        "file,class\ny.png": "classes that no model has: None",
+        "name,kind\ny.png,cat": "should have a line 'file,class'",
+        "file,class\ny.png,cat\nb/y.png,cat": "names a file twice",
+    }.items():
+        with pytest.raises(ValueError, match=told):
+            read(text, "cat", "dog")
+
+
+def test_other_names_draw_anew(folder: Path, tmp_path: Path) -> None:
+    """What is drawn comes from the names of files: the same images under others are asked again, clean ones are not."""
+    shutil.copytree(folder / "images", tmp_path / "images")
+    asking = session(folder, tmp_path / "kept", (0,))
+    asking.ask(opened(tmp_path), [CLEAN, PatchDrop(4)])
+    (tmp_path / "images" / "a" / "0.png").rename(tmp_path / "images" / "a" / "00.png")
+    asking.ask(opened(tmp_path), [CLEAN])
+    assert asking.asked == 9 * 11
+    asking.ask(opened(tmp_path), [PatchDrop(4)])
+    assert asking.asked == 9 * 21
+
+
+def test_other_textures_are_other_frost(tmp_path: Path) -> None:
+    for name in FILES:
+        Image.new("RGB", (64, 64), "white").save(tmp_path / name)
+    before = Corruption("frost", "imagecorruptions", str(tmp_path)).key
+    Image.new("RGB", (64, 64), "black").save(tmp_path / FILES[2])
+    assert Corruption("frost", "imagecorruptions", str(tmp_path)).key != before
 
 
 @pytest.mark.parametrize(

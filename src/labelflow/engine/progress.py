@@ -92,7 +92,7 @@ class Counted(Shown):
     def __init__(self, what: str, things: str, total: int, quiet: bool = False, seconds: float = 10.0) -> None:
         super().__init__(quiet, seconds)
         self.task = self.bar.add_task(what, total=total, text="")
-        self.things, self.total = things, total
+        self.what, self.things, self.total = what, things, total
         self.done, self.worked = 0.0, 0.0  # in all, and in this process
         self.since = self.told = time.perf_counter()
 
@@ -113,7 +113,7 @@ class Counted(Shown):
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
         self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
         left = _duration((self.total - self.done) / rate)
-        self.now_and_then(f"{self.done:.0f}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
+        self.now_and_then(f"{self.what}  {self.done:.0f}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
 
 
 def _duration(seconds: float) -> str:

@@ -57,9 +57,9 @@ class Run:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` when all is written."""
-    draft = path.with_name(f".{path.name}.draft")
+def whole_file(path: Path, mark: str = "") -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` when all is written. mark: of one of several writers."""
+    draft = path.with_name(f".{path.name}{mark}.draft")
     try:
         yield draft
         _to_disk(draft)

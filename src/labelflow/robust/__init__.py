@@ -1,0 +1,36 @@
+"""How robust a model is: natural shifts, corruptions, attacks, what is hidden, and how well it knows what it knows."""
+
+from labelflow.robust.attacks import ATTACKS, Ball, Batch, auto_attack, run_attacks
+from labelflow.robust.calibration import calibration_error, reliability, risk_area, selective_accuracy
+from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
+from labelflow.robust.hidden import PatchDrop, Shuffle
+from labelflow.robust.judged import FromPixels, load_judged
+from labelflow.robust.mce import mce, relative_mce
+from labelflow.robust.session import Session
+from labelflow.robust.sets import open_own
+from labelflow.robust.suites import SUITES, Settings
+
+__all__ = [
+    "ATTACKS",
+    "CORRUPTIONS",
+    "EXTRA",
+    "SUITES",
+    "Ball",
+    "Batch",
+    "FromPixels",
+    "PatchDrop",
+    "Session",
+    "Settings",
+    "Shuffle",
+    "auto_attack",
+    "calibration_error",
+    "corrupt",
+    "load_judged",
+    "mce",
+    "open_own",
+    "relative_mce",
+    "reliability",
+    "risk_area",
+    "run_attacks",
+    "selective_accuracy",
+]

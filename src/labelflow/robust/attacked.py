@@ -3,8 +3,7 @@
 Shapes: R radii, n images.
 """
 
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,28 +12,21 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy import ndarray
-from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from labelflow.chance import generator
 from labelflow.data import Unreadable
 from labelflow.engine.progress import Counted
-from labelflow.engine.run import whole_file
 from labelflow.robust.attacks import ATTACKS, Attack, Ball, Batch, auto_attack, run_attacks
+from labelflow.robust.attacks.ensemble import SURVIVES, WRONG_BEFORE
 from labelflow.robust.judged import Judged
 from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
 from labelflow.robust.results import Chart, Finding, Section
-from labelflow.robust.session import FORMAT, Session
-from labelflow.robust.sets import Set, chosen, digest
-from labelflow.spec import build
+from labelflow.robust.session import FORMAT, Session, read_kept, write_kept
+from labelflow.robust.sets import Set, chosen, digest, image_number
+from labelflow.spec import build, known, parse
 
 AUTO = "autoattack"
-UNREADABLE, UNKNOWN, SURVIVES, WRONG_BEFORE = (
-    -3,
-    -2,
-    -1,
-    0,
-)  # what has become of an image; others: the attack that it fell to
+UNREADABLE, UNKNOWN = -3, -2  # what has become of an image, beside what an Outcome tells
 Named = list[tuple[str, Attack]]
 
 
@@ -73,7 +65,7 @@ class Attacking:
 class Restricted(nn.Module):
     """A model of pictures from 0 to 1 whose answers are restricted to some classes; it is always in eval mode."""
 
-    def __init__(self, model: nn.Module, columns: Sequence[int] | None) -> None:
+    def __init__(self, model: nn.Module, columns: Tensor | None) -> None:
         super().__init__()
         self.model, self.columns = model, columns
 
@@ -87,17 +79,17 @@ class Attacked:
 
     def __init__(self, session: Session, own: Set, settings: Attacking) -> None:
         self.session, self.settings, self.balls = session, settings, settings.balls
-        seed = session.seed
-        self.own = chosen(
-            own, settings.attack_samples, lambda count: torch.randperm(count, generator=generator(seed)).tolist()
-        )
+        self.own = chosen(own, settings.attack_samples, session.seed)
         self.notes: list[str] = []
         self.attacks = {text: self._attack(text, len(own.classes)) for text in settings.attacks}
 
     def _attack(self, text: str, classes: int) -> Named:
-        plan = auto_attack(classes)
         if text != AUTO:
-            return [(text, build(text, ATTACKS, f"attack but {AUTO}"))]
+            known(parse(text).name, {AUTO: None, **ATTACKS}, "attack")
+            attack: Attack = build(text, ATTACKS, "attack")
+            attack.passes(classes)  # tells if there are too few classes for it
+            return [(text, attack)]
+        plan = auto_attack(classes)
         self.notes += [f"{AUTO}: {note}." for note in plan.notes]
         return plan.attacks
 
@@ -114,14 +106,12 @@ class Attacked:
             for at, name in enumerate(self.balls)
         }
         findings = [Finding(f"{text}, {name}", values) for (text, name), values in rows.items()]
-        headline = AUTO if AUTO in self.attacks else next(reversed(self.attacks))
         return Section(
             "attack",
             "Attacks",
-            [Finding("clean, of these images", [_clean(fallen) for fallen in found[headline]])]
-            + [one for one in findings if one.name.startswith(f"{headline}, ")],
+            [Finding("clean, of these images", [_clean(fallen) for fallen in next(iter(found.values()))]), *findings],
             [self._chart(text, found[text]) for text in self.attacks],
-            findings if len(self.attacks) > 1 else [],
+            (),
             [f"{images} images; an image counts if the model is right whatever the attack tries.", *self.notes],
         )
 
@@ -137,12 +127,13 @@ class Attacked:
     def _against(self, model: Judged, text: str, attacks: Named, progress: Counted) -> ndarray:
         """(R, n): what has become of each image at each radius; kept on disk batch by batch."""
         path, images = self._path(model, text), len(self.own.source)
-        fallen = load_file(path)["fallen"] if path.exists() else np.full((len(self.balls), images), UNKNOWN, np.int8)
+        kept = read_kept(path)
+        fallen = kept["fallen"] if kept else np.full((len(self.balls), images), UNKNOWN, np.int8)
         done = int((fallen[0] != UNKNOWN).sum())
         progress.pass_over(done * self._cost(text))
         if done == images:
-            return fallen
-        victim = Restricted(model.model, model.columns(self.own.classes)).eval()
+            return _readable(fallen, self.own)
+        victim = Restricted(model.model, self.session.columns(model, self.own)).eval()
         unreadable = Unreadable(self.session.skip_unreadable, progress.say)
         pictures = Pictures(self.own, model.look, (CLEAN,), self.session.seed)
         first = 0
@@ -150,18 +141,16 @@ class Attacked:
             last = first + len(batch.labels)
             if (fallen[0, first:last] == UNKNOWN).any():
                 unreadable(batch.problems)
-                keys = [zlib.crc32(self.own.source.key(at).encode()) for at in range(first, last)]
+                keys = [image_number(self.own.source, at) for at in range(first, last)]
                 device = self.session.device
                 clean = Batch(batch.pictures.to(device) / 255, batch.labels.to(device), keys, self.session.seed)
                 fallen[:, first:last] = self._batch(
                     victim, attacks, clean, _ticks(progress, len(keys) * self._cost(text))
                 )
                 fallen[:, first:last][:, ~batch.counts.numpy()] = UNREADABLE
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as draft:
-                    save_file({"fallen": fallen}, draft)
+                write_kept(path, {"fallen": fallen})
             first = last
-        return fallen
+        return _readable(fallen, self.own)
 
     def _batch(self, victim: nn.Module, attacks: Named, clean: Batch, tick: Callable[[float], None]) -> ndarray:
         """(R, images)"""
@@ -184,7 +173,7 @@ class Attacked:
 
     def _path(self, model: Judged, text: str) -> Path:
         asked = (model.key, str(model.look), str(model.columns(self.own.classes)))
-        about = (self.own.key, str(self.own.labels), str(self.own.cropped))
+        about = (self.own.key, self.own.draws, str(self.own.labels), str(self.own.cropped))
         how = (text, str(list(self.balls)), str(self.session.seed))
         return self.session.folder / f"attack-{digest(FORMAT, *asked, *about, *how)}.safetensors"
 
@@ -206,9 +195,17 @@ def _part_of(tick: Callable[[float], None], piece: int, pieces: int, part: float
     tick((piece + part) / pieces)
 
 
+def _readable(fallen: ndarray, found: Set) -> ndarray:
+    """Without images that could not be read."""
+    left = fallen[:, fallen[0] != UNREADABLE]
+    if not left.size:
+        raise ValueError(f"there is no image of {found.name} that could be read")
+    return left
+
+
 def _robust(fallen: ndarray) -> float:
-    return 100 * float((fallen[fallen != UNREADABLE] == SURVIVES).mean())
+    return 100 * float((fallen == SURVIVES).mean())
 
 
 def _clean(fallen: ndarray) -> float:
-    return 100 * float((fallen[0, fallen[0] != UNREADABLE] != WRONG_BEFORE).mean())
+    return 100 * float((fallen[0] != WRONG_BEFORE).mean())

@@ -80,8 +80,13 @@ class Calibration:
             findings.append(Finding(f"top-1 of the surest {coverage:.0%}", values))
         diagrams = [[(one.confidence, one.accuracy) for one in reliability(*pair)] for pair in pairs]
         reliable = dict(zip(names, diagrams, strict=True)) | {"exact": [(0.0, 0.0), (1.0, 1.0)]}
+        counts = {
+            name: [(one.confidence, 100 * one.images / len(pair[0])) for one in reliability(*pair)]
+            for name, pair in zip(names, pairs, strict=True)
+        }
         charts = [
-            Chart("Reliability: accuracy over confidence", "confidence", reliable),
+            Chart("Accuracy over confidence; the straight line is exact", "confidence", reliable),
+            Chart("Images, %, by confidence", "confidence", counts),
             Chart(
                 "Selective accuracy, %",
                 "part of the images that is answered",

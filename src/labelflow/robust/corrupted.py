@@ -13,12 +13,12 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from labelflow.robust.answers import Answers
-from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, corrupt
+from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, textures_in
 from labelflow.robust.mce import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.natural import check_imagenet
-from labelflow.robust.results import Chart, Finding, Section
+from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, files_digest, imagenet_classes, of_classes
 from labelflow.spec import known
 
 SEVERITIES = 5
@@ -36,7 +36,7 @@ class Corrupting:
     style: Literal["imagecorruptions", "imagenet_c"] = "imagecorruptions"
     """As the package imagecorruptions makes them, for images of any size; or as ImageNet-C was made, at 224 pixels."""
     frost: str = ""
-    """A folder with the published textures of frost, frost1.png to frost6.jpg; without, frost is made by code."""
+    """A folder with the published textures of frost, frost1.png to frost5.jpg; without, frost is made by code."""
     imagenet_c: str = ""
     """The folder of ImageNet-C, which is then used instead of making corruptions."""
 
@@ -51,7 +51,8 @@ class Corruption:
 
     @property
     def key(self) -> str:
-        return f"corruption {self.name} {self.style}" + (f" {self.frost}" if self.name == "frost" else "")
+        textures = textures_in(self.frost) if self.name == "frost" and self.frost else []
+        return " ".join(["corruption", self.name, self.style, *files_digest(textures)])
 
     def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
         return corrupt(picture, self.name, level + 1, random, style=self.style, frost=self.frost or None)
@@ -63,17 +64,25 @@ class Corrupted:
     def __init__(self, session: Session, own: Set | None, settings: Corrupting) -> None:
         self.session, self.own, self.settings = session, own, settings
         every = {**CORRUPTIONS, **EXTRA}
-        names = settings.corruptions or tuple(CORRUPTIONS)
+        asked = [name.strip() for text in settings.corruptions for name in text.split(",") if name.strip()]
+        names = asked or tuple(CORRUPTIONS)
         extra = tuple(EXTRA) if settings.extra_corruptions else ()
         self.names = list(dict.fromkeys(known(name, every, "corruption") for name in (*names, *extra)))
+        self.changes = [Corruption(name, settings.style, settings.frost) for name in self.names]
         self.on_disk: dict[str, list[Set]] = {}
         if settings.imagenet_c:
             for model in session.models:
                 check_imagenet(model)
-            self.on_disk = {name: _open_corrupted(Path(settings.imagenet_c), name) for name in self.names}
+            folder = Path(settings.imagenet_c)
+            self.on_disk = {name: [session.pick(one) for one in _open_corrupted(folder, name)] for name in self.names}
+            if own is not None and own.classes != imagenet_classes():
+                self.own = None  # not the clean images of these
         elif own is None:
             raise ValueError("the corruptions need images: --data FOLDER, or --imagenet-c FOLDER")
         else:
+            check_installed()
+            if settings.frost:
+                textures_in(settings.frost)
             for model in session.models:
                 if model.look.size < 32:
                     raise ValueError(f"{model.name} sees {model.look.size} pixels in a row; corruptions need 32")
@@ -94,7 +103,9 @@ class Corrupted:
                 findings.append(Finding("relative mCE", relative, "", False))
             to_alexnet = [corruption_errors(one) for one in errors]
             details += [Finding(f"CE of {name}", [one[name] for one in to_alexnet], "", False) for name in ALEXNET]
-        return Section("corruptions", "Corruptions", findings, self._charts(found, clean), details, self._notes())
+        return Section(
+            "corruptions", "Corruptions", findings, self._charts(found, clean), details, self._notes(), self._strips()
+        )
 
     def _means(self, found: Found, clean: list[float]) -> list[Finding]:
         counted = [name for name in self.names if name in CORRUPTIONS]
@@ -102,7 +113,7 @@ class Corrupted:
             return []
         models = range(len(self.session.models))
         means = [_mean([_mean(found[name][at]) for name in counted]) for at in models]
-        findings = [Finding(f"mean over {len(counted)} corruptions", means)]
+        findings = [Finding(f"mean over {len(counted)} corruption{'s' * (len(counted) > 1)}", means)]
         if clean:
             kept = [100 * mean / own if own else 0.0 for mean, own in zip(means, clean, strict=True)]
             findings.append(Finding("part of the clean accuracy", kept))
@@ -111,15 +122,16 @@ class Corrupted:
     def _charts(self, found: Found, clean: list[float]) -> list[Chart]:
         """Accuracy over severity: of all, and of each kind of corruption."""
         charts = []
-        for title, group in {"all corruptions": tuple(CORRUPTIONS), **GROUPS}.items():
-            inside = [name for name in group if name in self.names]
+        groups = {title: [name for name in group if name in self.names] for title, group in GROUPS.items()}
+        counted = [name for name in self.names if name in CORRUPTIONS]
+        for title, inside in {"all corruptions": counted, **groups}.items():
             lines = {
                 model.name: [(0.0, own) for own in clean[at : at + 1]]
                 + [(s + 1.0, _mean([found[name][at][s] for name in inside])) for s in range(SEVERITIES)]
                 for at, model in enumerate(self.session.models)
                 if inside
             }
-            if lines:
+            if lines and (title in GROUPS or counted not in groups.values()):
                 charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines))
         return charts
 
@@ -129,10 +141,14 @@ class Corrupted:
 
     def _on_the_fly(self) -> Found:
         assert self.own is not None
-        settings = self.settings
-        changes = [Corruption(name, settings.style, settings.frost) for name in self.names]
-        answers = self.session.ask(self.own, changes, "corruptions")
+        answers = self.session.ask(self.own, self.changes, "corruptions")
         return {name: [one.top1 for one in found] for name, found in zip(self.names, answers, strict=True)}
+
+    def _strips(self) -> list[Strip]:
+        if self.on_disk or self.own is None:
+            return []
+        seen = zip(self.names, self.session.example(self.own, self.changes), strict=False)
+        return [Strip("An image, at severity 3", {name: levels[2] for name, levels in seen})]
 
     def _from_disk(self) -> Found:
         found = {}
@@ -143,10 +159,16 @@ class Corrupted:
 
     def _notes(self) -> Sequence[str]:
         if self.on_disk:
-            return [f"ImageNet-C, from {self.settings.imagenet_c}."]
+            clean = f"; the clean images are those of {self.own.name}" if self.own else ""
+            return [f"ImageNet-C, from {self.settings.imagenet_c}{clean}."]
         notes = [f"Made on the fly, in the style of {self.settings.style}; each number is a mean over 5 severities."]
         if self._is_imagenet:
-            notes.append("mCE is near to that of ImageNet-C's files, not the same: those were drawn once, as JPEGs.")
+            notes.append(
+                "mCE is near to that of ImageNet-C's files, not the same: those were drawn once, as JPEGs, of images "
+                "resized to 256 and cropped to 224 pixels."
+            )
+        if self.settings.style == "imagenet_c" and any(model.look.size != 224 for model in self.session.models):
+            notes.append("The style imagenet_c is made for 224 pixels; at other sizes the same changes are in pixels.")
         if "frost" in self.names and not self.settings.frost:
             notes.append("Frost has textures made by code, not the published ones: --frost FOLDER uses those.")
         return notes

@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from labelflow.robust.results import Chart, Finding, Section
+from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
 
@@ -93,10 +93,15 @@ class Occlusion:
             for model, found in zip(self.session.models, answers, strict=True)
         }
         half = Finding("top-1, half of it hidden", [found.top1[TENTHS // 2] for found in answers])
-        mean = Finding("mean over tenths hidden", [sum(found.top1) / TENTHS for found in answers])
+        mean = Finding("mean over 1 to 9 tenths hidden", [sum(found.top1[1:]) / (TENTHS - 1) for found in answers])
         chart = Chart("Top-1 accuracy, %, with cells hidden", "part of the picture that is hidden", lines)
-        note = f"Random cells of a {self.change.grid}×{self.change.grid} grid are black, others for each image."
-        return Section("occlusion", "Occlusion", [half, mean], [chart], notes=[note])
+        grid = self.change.grid
+        note = f"Random cells of a {grid}×{grid} grid are black, others for each image."
+        if any(model.look.size % grid for model in self.session.models):
+            note += " It does not divide the picture: some cells are a pixel larger."
+        seen = self.session.example(self.own, [self.change])[0]
+        strip = Strip("An image, so much of it hidden", {f"{10 * level} %": one for level, one in enumerate(seen)})
+        return Section("occlusion", "Occlusion", [half, mean], [chart], notes=[note], strips=[strip])
 
 
 class Shuffling:
@@ -106,10 +111,13 @@ class Shuffling:
         self.session, self.own = session, own
         sides = [model.look.size for model in session.models]
         self.grids = [grid for grid in SHUFFLES if all(side % cells == 0 for side in sides for cells in grid)]
+        self.change = Shuffle(self.grids)
         self.left_out = [grid for grid in SHUFFLES if grid not in self.grids]
 
     def measure(self) -> Section:
-        (answers,) = self.session.ask(self.own, [Shuffle(self.grids)], "shuffling")
+        if len(self.grids) == 1:
+            return Section("shuffle", "Shuffling", [], notes=["No grid of cells divides the pictures: left out."])
+        (answers,) = self.session.ask(self.own, [self.change], "shuffling")
         cells = [rows * columns for rows, columns in self.grids]
         names = [model.name for model in self.session.models]
         lines = {
@@ -126,4 +134,9 @@ class Shuffling:
         if self.left_out:
             told = ", ".join(f"{rows}×{columns}" for rows, columns in self.left_out)
             notes.append(f"{told} cells do not divide the pictures and are left out.")
-        return Section("shuffle", "Shuffling", [mean], [chart], details, notes)
+        seen = self.session.example(self.own, [self.change])[0]
+        strip = Strip(
+            "An image, shuffled",
+            {f"{rows}×{columns}": one for (rows, columns), one in zip(self.grids, seen, strict=True)},
+        )
+        return Section("shuffle", "Shuffling", [mean], [chart], details, notes, [strip])

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -89,8 +89,8 @@ def load_judged(
         raise ValueError("name one model at least: the folder of a run, or a model of timm's")
     found = []
     for name, label in zip(names, _labels(names), strict=True):
-        model, *own = [name] if Path(name).is_dir() else split(name, "=")
-        classifier = load_classifier(model, own[0] if own else start, image_size, classes, weights)
+        model, *own = [name] if Path(name).is_dir() else split(name, "=")  # weights may have such signs, too
+        classifier = load_classifier(model, "=".join(own) or start, image_size, classes, weights)
         data = classifier.data
         found.append(Judged(label, FromPixels(classifier.model, data.mean, data.std).eval().to(device), classifier))
     return found
@@ -102,7 +102,7 @@ def own_data(models: Sequence[Judged]) -> Data | None:
     first = runs[0] if runs else None
     keys = ("data", "root", "val_split", "val_fraction", "split_seed")
     agree = first and all([getattr(run, key) for key in keys] == [getattr(first, key) for key in keys] for run in runs)
-    return replace(first) if first and agree else None
+    return first if first and agree else None
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -35,7 +35,9 @@ class NaturalSets:
 
 def open_v2(folder: Path) -> list[Set]:
     """Its folders are numbers of classes, which sort as numbers."""
-    variants = sorted(entry.name for entry in os.scandir(folder) if entry.name.startswith("imagenetv2-"))
+    variants = sorted(
+        entry.name for entry in os.scandir(folder) if entry.name.startswith("imagenetv2-") and entry.is_dir()
+    )
     if variants:
         return [found for name in variants for found in open_v2(folder / name)]
     classes, names = imagenet_classes(), _folders(folder)
@@ -110,7 +112,7 @@ class Natural:
             if folder:
                 if not Path(folder).is_dir():
                     raise ValueError(f"there is no folder {folder}, which --{name.replace('_', '-')} names")
-                self.sets += opened(Path(folder))
+                self.sets += map(session.pick, opened(Path(folder)))
         if not self.sets:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in NATURAL)
             raise ValueError(f"the natural suite needs a folder at least of: {flags}")

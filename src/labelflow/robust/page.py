@@ -6,14 +6,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 from rich.table import Column, Table
 
 from labelflow.analysis.curves import HEIGHT, WIDTH, line_chart
 from labelflow.analysis.html import document
 from labelflow.engine.run import whole_file
+from labelflow.report.page import data_uri
 from labelflow.robust.judged import Judged
-from labelflow.robust.results import Chart, Finding, Section
+from labelflow.robust.results import Chart, Finding, Section, Strip
 
 
 def as_text(value: float) -> str:
@@ -83,7 +85,7 @@ STYLE = """
 .wide b { color: var(--ink); } .wide td { color: var(--soft); } .wide .part th { padding-top: .8rem; font-weight: 600; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; list-style: none; }
 .legend li::before { content: "●"; margin-right: .35rem; } .note { color: var(--soft); font-size: .9rem; }
-summary { cursor: pointer; margin: .75rem 0; }
+.sample figcaption { margin-bottom: .4rem; font-weight: 600; } summary { cursor: pointer; margin: .75rem 0; }
 """
 STANDALONE = """<style>text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
 .title { font-weight: 600; fill: #1c1f23; font-size: 12px; } polyline { stroke-width: 1.8; stroke-linejoin: round; }
@@ -108,9 +110,10 @@ def _section(names: Sequence[str], section: Section) -> str:
     charts = "".join(
         f"<figure><figcaption>{escape(chart.title)}</figcaption>{_drawn(chart)}</figure>" for chart in section.charts
     )
+    strips = "".join(_strip(strip) for strip in section.strips)
     details = f"<details><summary>All numbers</summary>{_table(names, {'': section.details})}</details>"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
-    return f"""<section><h2>{escape(section.title)}</h2>{notes}<div class="charts">{charts}</div>
+    return f"""<section><h2>{escape(section.title)}</h2>{notes}<div class="charts">{charts}</div>{strips}
 {details if section.details else ""}</section>"""
 
 
@@ -126,6 +129,15 @@ def _table(names: Sequence[str], groups: dict[str, Sequence[Finding]]) -> str:
             )
             rows += f'<tr><th scope="row">{escape(finding.title)}</th>{cells}</tr>'
     return f'<figure class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></figure>'
+
+
+def _strip(strip: Strip) -> str:
+    pictures = "".join(
+        f'<div><img alt="" src="{data_uri(Image.fromarray(picture))}"><small>{escape(caption)}</small></div>'
+        for caption, picture in strip.pictures.items()
+    )
+    title = f"<figcaption>{escape(strip.title)}</figcaption>"
+    return f'<figure class="sample">{title}<div class="strip">{pictures}</div></figure>'
 
 
 def _drawn(chart: Chart) -> str:

@@ -3,7 +3,6 @@
 Shapes: S×S pixels, L levels of a change, B images at once.
 """
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import seed_of
 from labelflow.data.loader import make_loader
-from labelflow.robust.sets import Set
+from labelflow.robust.sets import Set, image_number
 
 
 class Change(Protocol):
@@ -96,7 +95,7 @@ class Pictures(Dataset[Picture]):
         if isinstance(change, Clean):
             return seen[None]
         picture = np.ascontiguousarray(seen.permute(1, 2, 0).numpy())
-        seed = seed_of(self.seed, zlib.crc32(self.source.key(index).encode("utf-8", "surrogatepass")))
+        seed = seed_of(self.seed, image_number(self.source, index))
         changed = [change(picture, level, default_rng(seed)) for level in range(change.levels)]
         return torch.from_numpy(np.stack(changed)).permute(0, 3, 1, 2).contiguous()
 

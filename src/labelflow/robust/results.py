@@ -1,7 +1,9 @@
 """What a suite has found: numbers and curves of all models, side by side. Tables, pages and files are made from it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from numpy import ndarray
 
 from labelflow.analysis.curves import Point
 
@@ -29,6 +31,14 @@ class Chart:
     lines: dict[str, list[Point]]
 
 
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """What an image looks like when it is asked about, one picture after another."""
+
+    title: str
+    pictures: Mapping[str, ndarray]  # by their captions: uint8 (S, S, 3)
+
+
 @dataclass(frozen=True)
 class Section:
     """What one suite has found."""
@@ -38,4 +48,5 @@ class Section:
     findings: Sequence[Finding]
     charts: Sequence[Chart] = ()
     details: Sequence[Finding] = ()  # a longer table
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
+    strips: Sequence[Strip] = ()

@@ -1,7 +1,7 @@
 """Asks models about pictures. What was asked once is kept on disk, under a key of all that decides the answer."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
@@ -19,7 +20,7 @@ from labelflow.engine.run import whole_file
 from labelflow.robust.answers import Answers, join, summarise
 from labelflow.robust.judged import Judged
 from labelflow.robust.pictures import CLEAN, Change, Look, Pictures, load_pictures
-from labelflow.robust.sets import Set, digest
+from labelflow.robust.sets import Set, chosen, digest
 
 FORMAT = "1"  # of what is kept: another one is asked anew
 
@@ -37,12 +38,13 @@ class Session:
     precision: str = "no"
     skip_unreadable: int = 0
     quiet: bool = False
+    samples: int = 0  # of a set's images; 0: all
     asked: int = field(default=0, init=False)  # pictures that passed through a model
 
     def ask(self, found: Set, changes: Sequence[Change] = (CLEAN,), title: str = "") -> list[list[Answers]]:
         """What each model says of a set under each change: [change][model]."""
         paths = {(model, change): self._path(model, found, change) for model in self.models for change in changes}
-        missing = [pair for pair, path in paths.items() if not path.exists()]
+        missing = [pair for pair, path in paths.items() if read_kept(path) is None]
         pictures = {change: change.levels * len(found.source) for change in changes}
         total = sum(pictures[change] for _, change in paths)
         with Counted(title or found.name, "pictures", total, quiet=self.quiet) as progress:
@@ -52,7 +54,16 @@ class Session:
             for look in dict.fromkeys(model.look for model, _ in missing):
                 alike = [(model, change) for model, change in missing if model.look == look]
                 self._ask_alike(found, look, alike, paths, progress, unreadable)
-        return [[_read(paths[model, change], found) for model in self.models] for change in changes]
+        return [[self._read(paths[model, change], found) for model in self.models] for change in changes]
+
+    def example(self, found: Set, changes: Sequence[Change]) -> list[list[ndarray]]:
+        """What the first model sees of the first image that can be read: [change][level], uint8 (S, S, 3)."""
+        pictures = Pictures(found, self.models[0].look, changes, self.seed)
+        for index in range(len(found.source)):
+            seen = [pictures[number, index] for number in range(len(changes))]
+            if not any(one.problem for one in seen):
+                return [list(one.levels.permute(0, 2, 3, 1).numpy()) for one in seen]
+        return []
 
     def _batch(self, look: Look) -> int:
         return self.batch or (64 if self.device.type != "cpu" else max(2, 4 * 224**2 // look.size**2))
@@ -71,7 +82,7 @@ class Session:
         loader = iter(load_pictures(Pictures(found, look, changes, self.seed), self._batch(look), self.workers))
         for change in changes:
             models = [model for model, other in missing if other is change]
-            columns = {model: _tensor(model.columns(found.classes), self.device) for model in models}
+            columns = {model: self.columns(model, found) for model in models}
             parts: dict[Judged, list[Any]] = {model: [] for model in models}
             labels: list[Tensor] = []
             counts: list[Tensor] = []
@@ -89,9 +100,14 @@ class Session:
                 images += len(batch.labels)
             for model in models:
                 answers = join(parts[model], change.levels, torch.cat(labels), torch.cat(counts))
-                _write(paths[model, change], answers)
+                write_kept(paths[model, change], vars(answers))
 
-    @torch.inference_mode()
+    def columns(self, model: Judged, found: Set) -> Tensor | None:
+        """The places of a set's classes in a model's logits; None: all of them, one by one."""
+        places = model.columns(found.classes)
+        return None if places is None else torch.tensor(places, device=self.device)
+
+    @torch.no_grad()  # not inference mode: models that keep tensors could not be attacked afterwards
     def logits(self, model: Judged, seen: Tensor, columns: Tensor | None) -> Tensor:
         """Of pictures from 0 to 1: (B, C), in float32"""
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
@@ -99,28 +115,38 @@ class Session:
             logits = model.model(seen).float()
         return (logits if columns is None else logits[:, columns]).cpu()
 
+    def _read(self, path: Path, found: Set) -> Answers:
+        """With the set's own labels: other sets may have others for the same images."""
+        kept = read_kept(path)
+        assert kept is not None
+        answers = Answers(**kept)
+        unread = int((~answers.counts).sum())
+        if unread > self.skip_unreadable:
+            raise ValueError(
+                f"{unread} images of {found.name} could not be read when they were asked about; mend or remove them, "
+                f"or leave them out with --skip-unreadable {unread}"
+            )
+        return answers if found.labels is None else replace(answers, labels=np.array(found.labels, np.int32))
+
+    def pick(self, found: Set) -> Set:
+        """As many of its images as are to be asked about."""
+        return chosen(found, self.samples, self.seed)
+
     def _path(self, model: Judged, found: Set, change: Change) -> Path:
-        chance = "" if change is CLEAN else str(self.seed)
+        chance = "" if change is CLEAN else f"{self.seed} {found.draws}"
         asked = (model.key, str(model.look), str(model.columns(found.classes)), self.precision)
         about = (found.key, str(found.cropped), change.key, chance)
         return self.folder / f"{digest(FORMAT, *asked, *about)}.safetensors"
 
 
-def _tensor(places: list[int] | None, device: torch.device) -> Tensor | None:
-    return None if places is None else torch.tensor(places, device=device)
+def write_kept(path: Path, values: Mapping[str, ndarray]) -> None:
+    with whole_file(path, mark=f".{os.getpid()}") as draft:  # another command may write the same
+        save_file({name: np.ascontiguousarray(value) for name, value in values.items()}, draft)
 
 
-def _write(path: Path, answers: Answers) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as draft:
-        save_file({name: np.ascontiguousarray(value) for name, value in vars(answers).items()}, draft)
-
-
-def _read(path: Path, found: Set) -> Answers:
-    """With the set's own labels: other sets may have others for the same images."""
+def read_kept(path: Path) -> dict[str, ndarray] | None:
+    """None: it is not there, or damaged."""
     try:
-        answers = Answers(**load_file(path))
-        return answers if found.labels is None else replace(answers, labels=np.array(found.labels, np.int32))
-    except (SafetensorError, TypeError) as error:
-        os.remove(path)
-        raise ValueError(f"{path} was damaged and is removed; the same command asks again ({error})") from None
+        return load_file(path)
+    except (FileNotFoundError, SafetensorError):
+        return None

@@ -3,15 +3,19 @@
 import csv
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+import torch
 from PIL import Image
 from timm.data import ImageNetInfo
 
+from labelflow.chance import generator
 from labelflow.data import Data, Folder, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, few, first_folder, image_files
 from labelflow.data.images import read
@@ -35,9 +39,15 @@ class Set:
         return digest(*_contents(self.source))
 
     @cached_property
+    def draws(self) -> str:
+        """The same for images that draw the same."""
+        return digest(*(self.source.key(index) for index in range(len(self.source))))
+
+    @cached_property
     def labels(self) -> list[int] | None:
         """Of all images, where they are known without looking."""
-        return _labels(self.source)
+        samples = _samples(self.source)
+        return None if samples is None else [label for _, label in samples]
 
 
 class Listed:
@@ -121,27 +131,41 @@ def of_classes(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -
 
 
 def _of_table(root: Path, classes: tuple[str, ...]) -> Listed:
-    """`labels.csv` says the class of each file, by its name or its number."""
-    with open(root / "labels.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not {"file", "class"} <= rows[0].keys():
-        raise ValueError(f"{root / 'labels.csv'} should have a line 'file,class' and one for each image")
-    below = {os.path.basename(path): str(root / path) for path in image_files(root)}
-    numbers = {name: place for place, name in enumerate(classes)} | {str(at): at for at in range(len(classes))}
-    lost = [row["file"] for row in rows if os.path.basename(row["file"]) not in below]
-    strange = sorted({row["class"] for row in rows} - numbers.keys())
+    """`labels.csv` says the class of each file, by its name or, where no name is a number, by its number."""
+    table = root / "labels.csv"
+    with open(table, newline="", encoding="utf-8-sig") as file:
+        rows = [(row.get("file"), row.get("class")) for row in csv.DictReader(file)]
+    below = image_files(root)
+    places = {path: path for path in below}
+    for path in below:  # by its last part alone, where that says which
+        places.setdefault(os.path.basename(path), path)
+    twice = {name for name, count in Counter(map(os.path.basename, below)).items() if count > 1} - set(below)
+    numbers = {name: place for place, name in enumerate(classes)}
+    if not any(name.isdecimal() for name in classes):
+        numbers |= {str(place): place for place in range(len(classes))}
+    lost = sorted({str(name) for name, _ in rows if name not in places or name in twice})
+    strange = sorted({str(label) for _, label in rows if label not in numbers})
+    if not rows or lost == strange == ["None"]:
+        raise ValueError(f"{table} should have a line 'file,class' and one for each image")
     if lost or strange:
-        what = f"files that are not there: {few(lost)}" if lost else f"classes that no model has: {few(strange)}"
-        raise ValueError(f"{root / 'labels.csv'} names {what}")
-    samples = sorted((below[os.path.basename(row["file"])], numbers[row["class"]]) for row in rows)
+        what = (
+            f"files that are not there, or several: {few(lost)}"
+            if lost
+            else f"classes that no model has: {few(strange)}"
+        )
+        raise ValueError(f"{table} names {what}")
+    samples = sorted((str(root / places[str(name)]), numbers[str(label)]) for name, label in rows)
+    if len({path for path, _ in samples}) < len(samples):
+        raise ValueError(f"{table} names a file twice")
     return Listed(root, samples, classes)
 
 
-def chosen(found: Set, samples: int, order: Callable[[int], Sequence[int]]) -> Set:
-    """So many of a set's images, in their old order; 0: all. order: of so many, drawn."""
+def chosen(found: Set, samples: int, seed: int) -> Set:
+    """So many of a set's images, drawn, in their old order; 0: all."""
     if not samples or samples >= len(found.source):
         return found
-    places = sorted(order(len(found.source))[:samples])
+    order = torch.randperm(len(found.source), generator=generator(seed)).tolist()
+    places = sorted(order[:samples])
     truths = [found.truths[place] for place in places] if found.truths else ()
     return Set(found.name, Part(found.source, places), found.classes, found.notes, found.cropped, truths)
 
@@ -153,25 +177,46 @@ def digest(*parts: str) -> str:
     return found.hexdigest()
 
 
+def image_number(source: Source, index: int) -> int:
+    """What an image's draws come from: the same in any part of its set."""
+    return zlib.crc32(source.key(index).encode("utf-8", "surrogatepass"))
+
+
+def files_digest(paths: Sequence[str]) -> list[str]:
+    """Of what is in them."""
+    with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+        return list(pool.map(_file_digest, paths))
+
+
 def _contents(source: Source) -> list[str]:
     """What is in each image. Data sets that are not files are taken at their word."""
+    samples = _samples(source)
+    if samples is not None:
+        return files_digest([path for path, _ in samples])
     if isinstance(source, Part):
         return [*_contents(source.whole), *map(str, source.places)]
-    if isinstance(source, Folder | Listed):
-        with ThreadPoolExecutor() as pool:  # hashing lets other threads run
-            return list(pool.map(_file_digest, [path for path, _ in source.samples]))
     if isinstance(source, World):
         return [str(vars(source))]
     return [source.name(0), str(len(source))]
 
 
-def _labels(source: Source) -> list[int] | None:
+def _samples(source: Source) -> list[tuple[str, int]] | None:
+    """Files and their labels, if it is made of files."""
     if isinstance(source, Part):
-        whole = _labels(source.whole)
-        return whole and [whole[place] for place in source.places]
-    return [label for _, label in source.samples] if isinstance(source, Folder | Listed) else None
+        whole = _samples(source.whole)
+        return None if whole is None else [whole[place] for place in source.places]
+    return source.samples if isinstance(source, Folder | Listed) else None
 
 
 def _file_digest(path: str) -> str:
+    try:
+        status = os.stat(path)
+        return _digest_once(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:  # which is told when the image is read
+        return f"unreadable: {error.strerror}"
+
+
+@cache
+def _digest_once(path: str, size: int, changed: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

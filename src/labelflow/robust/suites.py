@@ -42,7 +42,9 @@ class CleanImages:
         findings = [Finding("top-1", [found.top1[0] for found in answers])]
         if len(self.own.classes) > 5:
             findings.append(Finding("top-5", [found.top5[0] for found in answers]))
-        notes = [f"{int(answers[0].counts.sum())} images of {len(self.own.classes)} classes: {self.own.name}."]
+        counted, unread = int(answers[0].counts.sum()), int((~answers[0].counts).sum())
+        notes = [f"{counted} images of {len(self.own.classes)} classes: {self.own.name}."]
+        notes += [f"{unread} images could not be read and are left out everywhere."] * bool(unread)
         notes += [
             f"The answers of {model.name} are restricted to the classes of the data."
             for model in self.session.models
@@ -79,5 +81,8 @@ def choose_suites(text: str, own: Set | None, settings: Settings) -> list[str]:
         chosen.append("corruptions")
     chosen[1:1] = ["natural"] * natural
     if not chosen:
-        raise ValueError("there are no images to ask about: --data FOLDER, --imagenet-v2 FOLDER, …")
+        raise ValueError(
+            "there are no images to ask about: give --data FOLDER, --imagenet-v2 FOLDER, … or runs that were evaluated "
+            "on the same images"
+        )
     return chosen

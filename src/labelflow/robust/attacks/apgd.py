@@ -31,6 +31,8 @@ class APGD:
         at_least(1, steps=self.steps, restarts=self.restarts)
 
     def passes(self, classes: int) -> int:
+        if self.loss == "dlr" and classes < 3:
+            raise ValueError(f"the DLR loss needs 3 classes or more, there are {classes}; apgd_ce does without")
         return FORWARD + self.restarts * (self.steps + 1) * GRADIENT
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:

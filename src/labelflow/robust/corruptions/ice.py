@@ -15,6 +15,15 @@ LEVELS = (0.5, 0.78, 0.72, 0.58, 0.5)  # mean grey, about theirs, too
 TINTS = ((0.75, 1.05, 1.2), (0.97, 1, 1.03), (0.93, 1, 1.07), (0.9, 1, 1.1), (0.85, 1, 1.15))
 
 
+def textures_in(folder: str | Path) -> list[str]:
+    """The published textures; a ValueError if one is missing."""
+    files = [Path(folder) / name for name in FILES]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"a folder of frost's textures has {', '.join(FILES)}; {folder} lacks {', '.join(missing)}")
+    return list(map(str, files))
+
+
 def texture(number: int, folder: str | Path | None, height: int, width: int, rescaled: float) -> ndarray:
     """Texture 0 to 4 as RGB, larger than an image of this size: (H', W', 3)."""
     file = "" if folder is None else str(Path(folder) / FILES[number])

@@ -25,6 +25,12 @@ def _needed(module: str) -> Any:
         raise ValueError(message) from error
 
 
+def check_installed() -> None:
+    """A ValueError if a module is missing that some corruption needs."""
+    opencv()
+    ndimage()
+
+
 def as_bytes(image: ndarray) -> ndarray:
     """Values in [0, 1] to 0..255: clipped, then truncated, as published.
 
