@@ -37,7 +37,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         torch.nn.init.normal_(parameter, std=0.3)
     save_file(model.state_dict(), folder / "weights.safetensors")
     models = load_judged([f"test_vit={folder / 'weights.safetensors'}"], CPU, image_size=32)
-    return Session(models, folder, CPU, workers=0, quiet=True)
+    return Session(models, folder / "answers", CPU, workers=0, quiet=True)
 
 
 def photo(path: Path, seed: int) -> None:

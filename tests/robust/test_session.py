@@ -54,7 +54,6 @@ def opened(folder: Path) -> Set:
 
 
 def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:
-    out.mkdir(parents=True, exist_ok=True)
     names = [f"{MODEL}={folder / f'{seed}.safetensors'}" for seed in seeds]
     models = load_judged(names, CPU, image_size=32, classes=("a", "b", "c"))
     return Session(models, out, CPU, **{"workers": 0, "quiet": True, **how})  # type: ignore[arg-type]

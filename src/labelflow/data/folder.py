@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -11,7 +12,27 @@ from labelflow.data.images import EXTENSIONS, read
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 
 
-class Folder:
+class Listed:
+    """Files of images and their labels, which are places in `classes`."""
+
+    def __init__(self, root: Path, samples: list[tuple[str, int]], classes: Sequence[str]) -> None:
+        self.root, self.samples, self.classes = root, samples, classes
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        path, label = self.samples[index]
+        return read(path), label
+
+    def name(self, index: int) -> str:
+        return self.samples[index][0]
+
+    def key(self, index: int) -> str:
+        return os.path.relpath(self.samples[index][0], self.root)
+
+
+class Folder(Listed):
     """`root/train/CLASS/…` and `root/val/CLASS/…`; or `root/CLASS/…`, of which a part is set aside for validation.
 
     That part depends on the files' names and the seed alone: in each class the files with the smallest hashes are set
@@ -19,7 +40,7 @@ class Folder:
     """
 
     def __init__(self, root: Path | str, split: str = "train", val_fraction: float = 0.1, seed: int = 0) -> None:
-        self.root = Path(root)
+        super().__init__(Path(root), [], [])
         if not self.root.is_dir():
             raise ValueError(f"there is no folder {self.root}")
         halves = {name: first_folder(self.root, names) for name, names in SPLITS.items()}
@@ -33,7 +54,6 @@ class Folder:
             if unknown:
                 raise ValueError(f"{half} has classes that {halves['train']} has not: {few(unknown)}")
         self.folder = half or self.root  # that of the class folders
-        self.samples: list[tuple[str, int]] = []
         empty = []
         for index, name in enumerate(self.classes):
             files = image_files(self.folder / name)
@@ -55,16 +75,6 @@ class Folder:
             )
         if not self.samples:
             raise ValueError(f"{self.folder} has no images for the split {split!r}")
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        path, label = self.samples[index]
-        return read(path), label
-
-    def name(self, index: int) -> str:
-        return self.samples[index][0]
 
     def key(self, index: int) -> str:
         """`CLASS/FILE` without its ending, as the released label maps are called."""

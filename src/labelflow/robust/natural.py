@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from labelflow.data.folder import SPLITS, few, first_folder, image_files
+from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
 from labelflow.robust.judged import Judged
 from labelflow.robust.results import Finding, Section
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Listed, Set, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, imagenet_classes, of_classes
 
 VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
 

@@ -140,6 +140,7 @@ class Session:
 
 
 def write_kept(path: Path, values: Mapping[str, ndarray]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, mark=f".{os.getpid()}") as draft:  # another command may write the same
         save_file({name: np.ascontiguousarray(value) for name, value in values.items()}, draft)
 

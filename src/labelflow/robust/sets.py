@@ -16,9 +16,8 @@ from PIL import Image
 from timm.data import ImageNetInfo
 
 from labelflow.chance import generator
-from labelflow.data import Data, Folder, Source, Stream, World, open_source
-from labelflow.data.folder import SPLITS, few, first_folder, image_files
-from labelflow.data.images import read
+from labelflow.data import Data, Source, Stream, World, open_source
+from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
 from labelflow.data.sources import SOURCES
 
 
@@ -48,26 +47,6 @@ class Set:
         """Of all images, where they are known without looking."""
         samples = _samples(self.source)
         return None if samples is None else [label for _, label in samples]
-
-
-class Listed:
-    """Files and their labels."""
-
-    def __init__(self, root: Path, samples: list[tuple[str, int]], classes: Sequence[str]) -> None:
-        self.root, self.samples, self.classes = root, samples, classes
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        path, label = self.samples[index]
-        return read(path), label
-
-    def name(self, index: int) -> str:
-        return self.samples[index][0]
-
-    def key(self, index: int) -> str:
-        return os.path.relpath(self.samples[index][0], self.root)
 
 
 class Part:
@@ -205,7 +184,7 @@ def _samples(source: Source) -> list[tuple[str, int]] | None:
     if isinstance(source, Part):
         whole = _samples(source.whole)
         return None if whole is None else [whole[place] for place in source.places]
-    return source.samples if isinstance(source, Folder | Listed) else None
+    return source.samples if isinstance(source, Listed) else None
 
 
 def _file_digest(path: str) -> str:
