@@ -18,6 +18,7 @@ from labelflow.arguments import parse_arguments
 from labelflow.compare_command import Compare
 from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS, find_method
+from labelflow.robust_command import robust
 from labelflow.tasks import train_run
 from labelflow.tasks.kinds import KINDS
 from labelflow.train_command import Train
@@ -125,6 +126,8 @@ def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
             name, *settings = shlex.split(line.split("labelflow compare ")[1], comments=True)
             options = parse_arguments(Compare, settings, "", default=Compare((), find(name).recipe, Path("compare")))
             assert all(map(find_method, options.methods))
+        if "labelflow robust " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+            parse_arguments(robust, shlex.split(line.split("labelflow robust ")[1], comments=True), "")
 
 
 def test_the_page_of_comparisons_has_every_method() -> None:

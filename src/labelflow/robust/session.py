@@ -22,6 +22,7 @@ from labelflow.robust.judged import Judged
 from labelflow.robust.pictures import CLEAN, Change, Look, Pictures, load_pictures
 from labelflow.robust.sets import Set, chosen, digest
 
+MANY = 5000  # images whose contents are not read in a moment
 FORMAT = "1"  # of what is kept: another one is asked anew
 
 
@@ -43,13 +44,15 @@ class Session:
 
     def ask(self, found: Set, changes: Sequence[Change] = (CLEAN,), title: str = "") -> list[list[Answers]]:
         """What each model says of a set under each change: [change][model]."""
-        paths = {(model, change): self._path(model, found, change) for model in self.models for change in changes}
-        missing = [pair for pair, path in paths.items() if read_kept(path) is None]
         pictures = {change: change.levels * len(found.source) for change in changes}
-        total = sum(pictures[change] for _, change in paths)
+        total = len(self.models) * sum(pictures.values())
         with Counted(title or found.name, "pictures", total, quiet=self.quiet) as progress:
-            if missing:
-                progress.skip(total - sum(pictures[change] for _, change in missing))
+            if len(found.source) >= MANY:
+                progress.say(f"{found.name}: {len(found.source)} images are read once for their key")
+            paths = {(model, change): self._path(model, found, change) for model in self.models for change in changes}
+            missing = [pair for pair, path in paths.items() if read_kept(path) is None]
+            done = total - sum(pictures[change] for _, change in missing)
+            (progress.skip if missing else progress.pass_over)(done)
             unreadable = Unreadable(self.skip_unreadable, progress.say)
             for look in dict.fromkeys(model.look for model, _ in missing):
                 alike = [(model, change) for model, change in missing if model.look == look]

@@ -1,0 +1,31 @@
+"""The benchmark of `labelflow robust` against a bare loop, at a size that takes a second; in this process."""
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def _own_threads() -> Iterator[None]:
+    """A benchmark takes one; other tests get theirs back."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_own_threads")
+def test_robust_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_vit").state_dict(), weights)
+    options = ("--model", "test_vit", "--start", str(weights), "--images", "4", "--rounds", "2", "--workers", "0")
+    monkeypatch.setattr(sys, "argv", ["robust_speed.py", *options])
+    runpy.run_path(str(BENCHMARKS / "robust_speed.py"))["main"]()
+    assert "labelflow robust" in capsys.readouterr().out
