@@ -395,6 +395,35 @@ def test_the_way_to_a_plane_is_the_shortest_in_the_box(
         assert length == pytest.approx(shortest, abs=1e-5)
 
 
+@balls
+@pytest.mark.parametrize("gone", [0.001, 0.02], ids=["near the clean image", "far from it"])
+def test_a_step_of_fab_on_a_plane(ball: Ball, gone: float) -> None:
+    """x' = (1 - α)(x + 1.05 δ) + α(x_clean + 1.05 δ_clean), α = min(|δ| / (|δ| + |δ_clean|), 0.1), far from the box."""
+    random = torch.Generator().manual_seed(3)
+    weights = torch.randn(2, 12, generator=random, dtype=torch.float64)
+    clean = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64)
+    point = clean + gone * torch.randn(1, 3, 2, 2, generator=random, dtype=torch.float64)
+    normal = (weights[1] - weights[0]).view(1, 3, 2, 2)
+    bias = torch.tensor([float((normal * clean).sum()) + 0.1, 0.0], dtype=torch.float64)  # 0.1 away from the plane
+
+    def way(start: Tensor) -> Tensor:
+        offset = (normal * start).sum() - bias[0]
+        return -offset * (normal.sign() / normal.abs().sum() if ball.norm == "linf" else normal / normal.square().sum())
+
+    def length(move: Tensor) -> Tensor:
+        return move.abs().max() if ball.norm == "linf" else move.norm()
+
+    ahead, from_clean = way(point), way(clean)
+    share = min(float(length(ahead) / (length(ahead) + length(from_clean))), 0.1)
+    expected = (1 - share) * (point + 1.05 * ahead) + share * (clean + 1.05 * from_clean)
+    victim = Victim(lambda images: images.flatten(1) @ weights.T + bias)
+    label, aim = torch.tensor([0]), torch.tensor([1])
+    assert_close(TargetedFAB()._step(victim, point, clean, label, aim, ball), expected)
+    assert share == 0.1  # the most
+    half = TargetedFAB(bias=0.9)._step(victim, point, clean, label, aim, ball)
+    assert not torch.allclose(half, expected, atol=1e-6)
+
+
 def test_planes_of_many_pixels_are_reached_in_single_precision() -> None:
     point, normal = torch.rand(2, 150_000), torch.randn(2, 150_000) * 1e-3
     offset = torch.tensor([0.5, -20.0])

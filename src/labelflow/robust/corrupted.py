@@ -183,13 +183,13 @@ def _open_corrupted(root: Path, name: str) -> list[Set]:
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise ValueError(f"{root} has no folder {name}; --corruptions chooses those that are there")
-    classes = imagenet_classes()
-    sets = []
+    classes, sets = imagenet_classes(), []
+    expected = set(classes)
     for severity in range(1, SEVERITIES + 1):
         below = folder / str(severity)
         if not below.is_dir():
             raise ValueError(f"{folder} has no folder {severity}: ImageNet-C has five severities of each corruption")
-        strange = [entry.name for entry in os.scandir(below) if entry.is_dir() and entry.name not in classes]
+        strange = [entry.name for entry in os.scandir(below) if entry.is_dir() and entry.name not in expected]
         if strange:
             raise ValueError(f"{below} has folders that are no classes of ImageNet's, such as {strange[0]}")
         source = of_classes(below, classes, {own: place for place, own in enumerate(classes)})
