@@ -21,7 +21,7 @@ from labelflow.robust.attacks.gradient import PGD
 from labelflow.robust.corrupted import Corruption
 from labelflow.robust.corruptions.ice import FILES
 from labelflow.robust.hidden import PatchDrop
-from labelflow.robust.judged import load_judged
+from labelflow.robust.judged import FromPixels, load_judged
 from labelflow.robust.pictures import CLEAN, Pictures
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set, chosen, image_number, open_own
@@ -233,6 +233,29 @@ def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path)
     assert section.findings[1].values == [100 * float((bare.fallen == -1).float().mean())]
     with pytest.raises(ValueError, match="knows 3 classes, of which d is none; the data has 2"):
         model.columns(("a", "d"))
+
+
+class Keeping(torch.nn.Module):
+    """Keeps what it made of its weights at first, as ConViT keeps its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.randn(3 * 32 * 32, 3))
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = self.weights.detach() * 2
+        return images.flatten(1) @ (self.kept * self.weights)
+
+
+def test_models_that_keep_tensors_can_be_attacked_after_they_were_asked(folder: Path, tmp_path: Path) -> None:
+    asking, found = session(folder, tmp_path, (0,)), opened(folder)
+    (judged,) = asking.models
+    asking.models = [replace(judged, model=FromPixels(Keeping(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).eval())]
+    ((answers,),) = asking.ask(found)
+    section = Attacked(asking, found, Attacking(("fgsm",), radii=(4,))).measure()
+    assert section.findings[0].values == answers.top1
 
 
 def test_tables_of_labels(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from labelflow.robust.attacks import ATTACKS, Attack, Ball, Batch, auto_attack, 
 from labelflow.robust.attacks.ensemble import SURVIVES, WRONG_BEFORE
 from labelflow.robust.judged import Judged
 from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
-from labelflow.robust.results import Chart, Finding, Section
+from labelflow.robust.results import Chart, Finding, Section, uncertainty
 from labelflow.robust.session import FORMAT, Session, read_kept, write_kept
 from labelflow.robust.sets import Set, chosen, digest, image_number
 from labelflow.spec import build, known, parse
@@ -112,7 +112,7 @@ class Attacked:
             [Finding("clean, of these images", [_clean(fallen) for fallen in next(iter(found.values()))]), *findings],
             [self._chart(text, found[text]) for text in self.attacks],
             (),
-            [f"{images} images; an image counts if the model is right whatever the attack tries.", *self.notes],
+            [f"{images} images, each moved within the ball against the model; {uncertainty(images)}.", *self.notes],
         )
 
     def _chart(self, text: str, found: list[ndarray]) -> Chart:

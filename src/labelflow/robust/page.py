@@ -22,24 +22,13 @@ def as_text(value: float) -> str:
     return f"{value:.1f}"
 
 
-def best_of(finding: Finding) -> list[bool]:
-    """Which models are the best, where there are several and they differ as far as can be seen."""
-    shown = [float(as_text(value)) for value in finding.values]
-    best = max(shown) if finding.higher_is_better else min(shown)
-    return [len(set(shown)) > 1 and value == best for value in shown]
-
-
 def show(models: Sequence[Judged], sections: Sequence[Section]) -> None:
-    """The table in a terminal; the best are bold."""
+    """The table in a terminal."""
     table = Table("", *(Column(model.name, justify="right") for model in models), box=None)
     for section in sections:
         table.add_row(f"[bold]{section.title}")
         for finding in section.findings:
-            cells = [
-                f"[bold]{as_text(value)}" if best else as_text(value)
-                for value, best in zip(finding.values, best_of(finding), strict=True)
-            ]
-            table.add_row(f"  {finding.title}", *cells)
+            table.add_row(f"  {finding.title}", *map(as_text, finding.values))
     console = Console(highlight=False)
     (console if console.is_terminal else Console(width=160, highlight=False)).print(table)
     for section in sections:
@@ -82,7 +71,7 @@ STYLE = """
 .wide { overflow-x: auto; padding: .75rem; margin-bottom: .75rem; } .wide table { border-collapse: collapse; }
 .wide th, .wide td { padding: .2rem 1.5rem .2rem 0; text-align: right; font-weight: normal; }
 .wide th:first-child { text-align: left; } .wide thead th { vertical-align: bottom; overflow-wrap: anywhere; }
-.wide b { color: var(--ink); } .wide td { color: var(--soft); } .wide .part th { padding-top: .8rem; font-weight: 600; }
+.wide .part th { padding-top: .8rem; font-weight: 600; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; list-style: none; }
 .legend li::before { content: "●"; margin-right: .35rem; } .note { color: var(--soft); font-size: .9rem; }
 .sample figcaption { margin-bottom: .4rem; font-weight: 600; } summary { cursor: pointer; margin: .75rem 0; }
@@ -98,7 +87,7 @@ def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section]
     names = [model.name for model in models]
     legend = "".join(f'<li class="line-{at}">{escape(name)}</li>' for at, name in enumerate(names))
     body = f"""<header><h1>Robustness of {escape(" and ".join(names))}</h1>
-{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}<ul class="legend">{legend}</ul></header>
+<p>{"<br>".join(map(escape, facts))}</p><ul class="legend">{legend}</ul></header>
 <main><section><h2>In short</h2>{_table(names, {section.title: section.findings for section in sections})}</section>
 {"".join(_section(names, section) for section in sections if section.charts or section.details or section.notes)}
 </main>"""
@@ -123,10 +112,7 @@ def _table(names: Sequence[str], groups: dict[str, Sequence[Finding]]) -> str:
     for title, findings in groups.items():
         rows += f'<tr class="part"><th scope="colgroup">{escape(title)}</th></tr>' if title else ""
         for finding in findings:
-            cells = "".join(
-                f"<td><b>{as_text(value)}</b></td>" if best else f"<td>{as_text(value)}</td>"
-                for value, best in zip(finding.values, best_of(finding), strict=True)
-            )
+            cells = "".join(f"<td>{as_text(value)}</td>" for value in finding.values)
             rows += f'<tr><th scope="row">{escape(finding.title)}</th>{cells}</tr>'
     return f'<figure class="wide"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></figure>'
 

@@ -1,5 +1,6 @@
 """What a suite has found: numbers and curves of all models, side by side. Tables, pages and files are made from it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,15 @@ class Finding:
     @property
     def title(self) -> str:
         return f"{self.name}{', ' * bool(self.unit)}{self.unit} {'↑' if self.higher_is_better else '↓'}"
+
+
+def uncertainty(images: int) -> str:
+    """Of an accuracy: 1.96 standard errors, where they are the largest.
+
+    >>> uncertainty(1000)
+    'an accuracy is known to ± 3.1 points at worst (95 %)'
+    """
+    return f"an accuracy is known to ± {98 / math.sqrt(images):.1f} points at worst (95 %)"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from labelflow.robust.calibration import Calibration
 from labelflow.robust.corrupted import Corrupted, Corrupting
 from labelflow.robust.hidden import Hiding, Occlusion, Shuffling
 from labelflow.robust.natural import NATURAL, Natural, NaturalSets
-from labelflow.robust.results import Finding, Section
+from labelflow.robust.results import Finding, Section, uncertainty
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
 from labelflow.spec import known
@@ -43,7 +43,7 @@ class CleanImages:
         if len(self.own.classes) > 5:
             findings.append(Finding("top-5", [found.top5[0] for found in answers]))
         counted, unread = int(answers[0].counts.sum()), int((~answers[0].counts).sum())
-        notes = [f"{counted} images of {len(self.own.classes)} classes: {self.own.name}."]
+        notes = [f"{counted} images of {len(self.own.classes)} classes: {self.own.name}; {uncertainty(counted)}."]
         notes += [f"{unread} images could not be read and are left out everywhere."] * bool(unread)
         notes += [
             f"The answers of {model.name} are restricted to the classes of the data."
