@@ -108,7 +108,9 @@ def test_real_labels_by_the_number_of_the_file(session: Session, tmp_path: Path)
     own = [truths[int(path.stem[-8:]) - 1] for path in ordered]
     expected = [place in truth for place, truth in zip(best, own, strict=True) if truth]
     assert answers.among(found.truths)[0].tolist() == expected
-    assert f"{len(expected)} of 6 images" in found.notes[0]
+    section = Natural(session, NaturalSets(imagenet_real=str(tmp_path))).measure()
+    assert section.findings[0].values == [pytest.approx(100 * sum(expected) / len(expected))]
+    assert section.notes == [f"ImageNet-ReaL: {len(expected)} of 6 images have an answer, and count."]
     assert real_labels()[0] == frozenset(truths[0])
 
 

@@ -179,20 +179,21 @@ def _open_corrupted(root: Path, name: str) -> list[Set]:
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}, which --imagenet-c names")
     groups = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    places = [root / name, *(root / group / name for group in groups)]
-    folder = next((place for place in places if place.is_dir()), None)
+    candidates = [root / name, *(root / group / name for group in groups)]
+    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None:
         raise ValueError(f"{root} has no folder {name}; --corruptions chooses those that are there")
     classes, sets = imagenet_classes(), []
-    expected = set(classes)
+    places = {own: place for place, own in enumerate(classes)}
     for severity in range(1, SEVERITIES + 1):
         below = folder / str(severity)
         if not below.is_dir():
             raise ValueError(f"{folder} has no folder {severity}: ImageNet-C has five severities of each corruption")
-        strange = [entry.name for entry in os.scandir(below) if entry.is_dir() and entry.name not in expected]
+        names = sorted(entry.name for entry in os.scandir(below) if entry.is_dir())
+        strange = [name for name in names if name not in places]
         if strange:
             raise ValueError(f"{below} has folders that are no classes of ImageNet's, such as {strange[0]}")
-        source = of_classes(below, classes, {own: place for place, own in enumerate(classes)})
+        source = of_classes(below, classes, {name: places[name] for name in names})
         sets.append(Set(f"{name} {severity}", source, classes, cropped=True))
     return sets
 

@@ -78,10 +78,9 @@ def open_real(folder: Path) -> list[Set]:
     own = [truths[place] for place in places]
     if not any(own):
         raise ValueError(f"no image of {folder} has a ReaL label; of all 50,000, 46,837 have")
-    note = f"{sum(map(bool, own))} of {len(own)} images have an answer"
     classes = imagenet_classes()
     source = Listed(root, [(path, 0) for path in paths], classes)  # their one label is not asked for
-    return [Set("ImageNet-ReaL", source, classes, (note,), truths=own)]
+    return [Set("ImageNet-ReaL", source, classes, truths=own)]
 
 
 NATURAL: dict[str, Callable[[Path], list[Set]]] = {  # by their names in NaturalSets
@@ -126,6 +125,10 @@ class Natural:
             ]
             findings.append(Finding(found.name, values))
         notes = [f"{found.name}: {note}." for found in self.sets for note in found.notes]
+        for found in self.sets:
+            if found.truths:
+                answered = sum(map(bool, found.truths))
+                notes.append(f"{found.name}: {answered} of {len(found.truths)} images have an answer, and count.")
         return Section("natural", "Natural shifts", findings, notes=notes)
 
 
@@ -141,13 +144,14 @@ def _of_wordnet(title: str, folder: Path, subset: str) -> Set:
     """Class folders called by WordNet's numbers. Answers are restricted to the set's classes."""
     classes = tuple((files("timm.data") / "_info" / f"{subset}_synsets.txt").read_text().split())
     names = _folders(folder)
-    strange = sorted(set(names) - set(classes))
+    there = set(names)
+    strange = sorted(there - set(classes))
     if strange:
         raise ValueError(
             f"{folder} is not {title}, which has {len(classes)} classes called like {classes[0]}: "
             f"{few(strange)} {'are' if len(strange) > 1 else 'is'} none"
         )
-    source = of_classes(folder, classes, {name: label for label, name in enumerate(classes)})
+    source = of_classes(folder, classes, {name: label for label, name in enumerate(classes) if name in there})
     return Set(title, source, classes, _missing(names, classes))
 
 
