@@ -61,7 +61,7 @@ def draw(images: Tensor, mix: lf.Mix, layers: list[lf.Layer], arrived: float, ti
     start = mix.tokens(layers[0].grid)[0]
     pictures = {"own image": images[0].permute(1, 2, 0), "partner": images[1].permute(1, 2, 0), "mixed": mixed}
     for panel, (name, picture) in zip(axes, pictures.items(), strict=False):
-        panel.imshow(picture.clamp(0, 1))
+        panel.imshow(picture.clamp(0, 1).numpy())
         panel.set_title(name, fontsize=10)
     overlay(axes[3], mixed, start, "labels at the start")
     curve(axes[4], mix, layers, arrived)
@@ -77,10 +77,10 @@ def draw(images: Tensor, mix: lf.Mix, layers: list[lf.Layer], arrived: float, ti
 
 
 def overlay(axes: Axes, image: Tensor, share: Tensor, title: str) -> AxesImage:
-    axes.imshow(image.mean(2), cmap="gray")
+    axes.imshow(image.mean(2).numpy(), cmap="gray")
     axes.set_title(f"{title}: {float(share.mean()):.2f}", fontsize=9)
     enlarged = F.interpolate(share[None, None], (image.shape[0], image.shape[1]))[0, 0]
-    return axes.imshow(enlarged, cmap=RED_TO_BLUE, vmin=0, vmax=1, alpha=0.65)
+    return axes.imshow(enlarged.numpy(), cmap=RED_TO_BLUE, vmin=0, vmax=1, alpha=0.65)
 
 
 def curve(axes: Axes, mix: lf.Mix, layers: list[lf.Layer], arrived: float) -> None:

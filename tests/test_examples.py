@@ -4,13 +4,16 @@ import doctest
 import importlib
 import json
 import pkgutil
+import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import skimage
+import torch
 from PIL import Image
 
 import labelflow
@@ -26,6 +29,22 @@ from labelflow.train_command import Train
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """A program in this process, as imports take longer than most of them."""
+
+    def run(program: str, *arguments: str | Path) -> str:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        monkeypatch.syspath_prepend(str((ROOT / program).parent))
+        runpy.run_path(program, run_name="__main__")
+        return capsys.readouterr().out
+
+    threads = torch.get_num_threads()
+    yield run
+    torch.set_num_threads(threads)
+
+
 def run(*arguments: str | Path) -> str:
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -33,8 +52,8 @@ def run(*arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_align_timm(tmp_path: Path) -> None:
-    printed = run("examples/align_timm.py", "--out", tmp_path / "picture.png")
+def test_align_timm(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    printed = run_here("examples/align_timm.py", "--out", tmp_path / "picture.png")
     assert "what reaches the classifier" in printed
     assert "after blocks.11" in printed
     with Image.open(tmp_path / "picture.png") as picture:
@@ -42,10 +61,10 @@ def test_align_timm(tmp_path: Path) -> None:
         assert len(picture.convert("RGB").getcolors(2**24) or []) > 1000  # something is drawn
 
 
-def test_rivals(tmp_path: Path) -> None:
+def test_rivals(tmp_path: Path, run_here: Callable[..., str]) -> None:
     model = "vit_tiny_patch16_224(embed_dim=24, depth=2, num_heads=3)"
     options = ["--model", model, "--batch", "2", "--rounds", "1", "--later", "--out", tmp_path]
-    assert "puzzlemix" in run("benchmarks/rivals.py", *options)
+    assert "puzzlemix" in run_here("benchmarks/rivals.py", *options)
     speeds = json.loads((tmp_path / "rivals.json").read_text())
     assert speeds["cutmix"]["ratio"] == 1
     assert speeds["attentive_cutmix"]["ratio"] < 0.9  # a ResNet-50 beside so small a model
@@ -62,9 +81,9 @@ def test_step_overhead(tmp_path: Path) -> None:
     assert (tmp_path / "step_overhead.png").exists()
 
 
-def test_model_costs() -> None:
+def test_model_costs(run_here: Callable[..., str]) -> None:
     """Facts that were computed by hand before."""
-    printed = run("benchmarks/model_costs.py")
+    printed = run_here("benchmarks/model_costs.py")
     for line in (
         "5.72     5.7        1.25     1.6  <- the table is off",
         "24.49    24.5        3.8",
@@ -73,9 +92,9 @@ def test_model_costs() -> None:
         assert line in printed
 
 
-def test_engine_cost(tmp_path: Path) -> None:
+def test_engine_cost(tmp_path: Path, run_here: Callable[..., str]) -> None:
     options = ["--rounds", "1", "--updates", "5", "--batch", "4", "--out", tmp_path]
-    assert "CutMix + TL-Align" in run("benchmarks/engine_cost.py", *options)
+    assert "CutMix + TL-Align" in run_here("benchmarks/engine_cost.py", *options)
     assert json.loads((tmp_path / "engine_cost.json").read_text())["speed"]["CutMix"] > 0
 
 

@@ -11,13 +11,13 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from timm.data import create_transform
+from timm.data import ImageNetInfo, create_transform
 
 from labelflow.robust.answers import Answers
 from labelflow.robust.judged import load_judged
 from labelflow.robust.natural import Natural, NaturalSets, open_a, open_r, open_real, open_sketch, open_v2, real_labels
 from labelflow.robust.session import Session
-from labelflow.robust.sets import imagenet_classes
+from labelflow.robust.sets import imagenet_classes, wordnet_names
 
 NAMES = imagenet_classes()
 CPU = torch.device("cpu")
@@ -112,6 +112,16 @@ def test_real_labels_by_the_number_of_the_file(session: Session, tmp_path: Path)
     assert section.findings[0].values == [pytest.approx(100 * sum(expected) / len(expected))]
     assert section.notes == [f"ImageNet-ReaL: {len(expected)} of 6 images have an answer, and count."]
     assert real_labels()[0] == frozenset(truths[0])
+
+
+def test_imagenet_under_other_names() -> None:
+    described = ImageNetInfo().label_descriptions()
+    assert described[0] == "tench, Tinca tinca"
+    assert wordnet_names(described) == NAMES
+    assert wordnet_names([*described[:500], "another name", *described[501:]]) == NAMES
+    assert wordnet_names([str(place) for place in range(1000)]) == NAMES
+    assert wordnet_names(described[::-1]) == tuple(described[::-1])
+    assert wordnet_names(["cat", "dog"]) == ("cat", "dog")
 
 
 def test_one_of_several_right_answers_is_enough() -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from labelflow.data import Data
 from labelflow.data.folder import few
 from labelflow.robust.pictures import Look
-from labelflow.robust.sets import digest
+from labelflow.robust.sets import digest, wordnet_names
 from labelflow.spec import split
 from labelflow.tasks.classifiers import Classifier, load_classifier
 
@@ -91,6 +91,7 @@ def load_judged(
     for name, label in zip(names, _labels(names), strict=True):
         model, *own = [name] if Path(name).is_dir() else split(name, "=")  # weights may have such signs, too
         classifier = load_classifier(model, "=".join(own) or start, image_size, classes, weights)
+        classifier = replace(classifier, classes=wordnet_names(classifier.classes))
         data = classifier.data
         found.append(Judged(label, FromPixels(classifier.model, data.mean, data.std).eval().to(device), classifier))
     return found
