@@ -26,8 +26,8 @@ class Robust:
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
     """Folders of runs, and timm's models, which may say their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
     suite: str = ""
-    """Which suites, such as corruptions,attack: clean, natural, corruptions, occlusion, shuffle, calibration, attack;
-    '' is all for which there are images."""
+    """Which suites, such as corruptions,attack: clean, natural, corruptions, occlusion, salient, shuffle,
+    calibration, attack; '' is all for which there are images."""
     data: str = ""
     """Images to ask about: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME; '' is what
     the runs were evaluated on."""

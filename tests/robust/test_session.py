@@ -7,56 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from numpy import ndarray
 from numpy.random import Generator
 from PIL import Image
-from safetensors.torch import save_file
 
-from labelflow.data import Data, World
+from labelflow.data import Data
 from labelflow.robust.attacked import Attacked, Attacking
 from labelflow.robust.attacks import Ball, Batch, run_attacks
 from labelflow.robust.attacks.gradient import PGD
 from labelflow.robust.corrupted import Corruption
 from labelflow.robust.corruptions.ice import FILES
 from labelflow.robust.hidden import PatchDrop
-from labelflow.robust.judged import FromPixels, load_judged
+from labelflow.robust.judged import FromPixels
 from labelflow.robust.pictures import CLEAN, Pictures
-from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, chosen, image_number, open_own
-
-CPU = torch.device("cpu")
-MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=2, img_size=32)"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models' weights, and images of three classes."""
-    root, world = tmp_path_factory.mktemp("asked"), World("val", 9, 40)
-    for index in range(len(world)):
-        path = root / "images" / "abc"[index % 3] / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        world.load(index)[0].save(path)
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = timm.create_model(
-            "vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=1, num_heads=2, img_size=32, num_classes=3
-        )
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.5)
-        save_file(model.state_dict(), root / f"{seed}.safetensors")
-    return root
-
-
-def opened(folder: Path) -> Set:
-    return open_own(Data(data=str(folder / "images")), own=False, classes=())
-
-
-def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:
-    names = [f"{MODEL}={folder / f'{seed}.safetensors'}" for seed in seeds]
-    models = load_judged(names, CPU, image_size=32, classes=("a", "b", "c"))
-    return Session(models, out, CPU, **{"workers": 0, "quiet": True, **how})  # type: ignore[arg-type]
+from labelflow.robust.sets import chosen, image_number, open_own
+from robust.asking import opened, session
 
 
 class Twice:

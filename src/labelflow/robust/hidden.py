@@ -29,6 +29,9 @@ class Hiding:
     """Cells in a row and in a column, of which tenths are hidden; the image's size hides single pixels."""
     occlusion_shift: int = 0
     """By so many pixels the cells are moved to the right and down, so that they don't fall on a model's patches."""
+    salient: str = ""
+    """A run of a ViT, or one of timm's, such as vit_small_patch16_224.dino: its attention tells which cells matter
+    most, and these are hidden, or all others."""
 
     def __post_init__(self) -> None:
         if self.occlusion_grid < 1 or self.occlusion_shift < 0:

@@ -30,8 +30,20 @@ class FromPixels(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        logits: Tensor = self.model((pictures - self.mean) / self.std)
+        logits: Tensor = self.model(self.normalised(pictures))
         return logits
+
+    def normalised(self, pictures: Tensor) -> Tensor:
+        return (pictures - self.mean) / self.std
+
+    @property
+    def key(self) -> str:
+        """Of its weights and colours."""
+        found = hashlib.blake2b(digest_size=16)
+        for name, tensor in self.state_dict().items():
+            found.update(f"{name} {tuple(tensor.shape)}".encode())
+            found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +63,7 @@ class Judged:
     @cached_property
     def key(self) -> str:
         """Of its architecture, weights and colours."""
-        found = hashlib.blake2b(digest_size=16)
-        for name, tensor in self.model.state_dict().items():
-            found.update(f"{name} {tuple(tensor.shape)}".encode())
-            found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return digest(self.classifier.name, found.hexdigest())
+        return digest(self.classifier.name, self.model.key)
 
     def columns(self, classes: Sequence[str]) -> list[int] | None:
         """The places of these classes in its logits; None: they are its classes, one by one."""
@@ -89,12 +97,22 @@ def load_judged(
         raise ValueError("name one model at least: the folder of a run, or a model of timm's")
     found = []
     for name, label in zip(names, _labels(names), strict=True):
-        model, *own = [name] if Path(name).is_dir() else split(name, "=")  # weights may have such signs, too
-        classifier = load_classifier(model, "=".join(own) or start, image_size, classes, weights)
+        model, own = with_weights(name)
+        classifier = load_classifier(model, own or start, image_size, classes, weights)
         classifier = replace(classifier, classes=wordnet_names(classifier.classes))
         data = classifier.data
         found.append(Judged(label, FromPixels(classifier.model, data.mean, data.std).eval().to(device), classifier))
     return found
+
+
+def with_weights(name: str) -> tuple[str, str]:
+    """A model, and the weights that its name may tell.
+
+    >>> with_weights("resnet50=my.pth"), with_weights("resnet50")
+    (('resnet50', 'my.pth'), ('resnet50', ''))
+    """
+    model, *own = [name] if Path(name).is_dir() else split(name, "=")  # weights may have such signs, too
+    return model, "=".join(own)
 
 
 def own_data(models: Sequence[Judged]) -> Data | None:

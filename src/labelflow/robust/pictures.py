@@ -36,16 +36,18 @@ class Change(Protocol):
         ...
 
 
-class Clean:
-    """Nothing is done."""
+class LateChange:
+    """Done to whole batches where the models are, without chance: here, nothing."""
 
     levels, key = 1, "clean"
 
-    def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
-        return picture
+    def spread(self, pictures: Tensor) -> Tensor:
+        """(B, 3, S, S) from 0 to 1 -> (B·L, 3, S, S), the levels of an image one after the other"""
+        return pictures
 
 
-CLEAN = Clean()
+CLEAN = LateChange()
+AnyChange = Change | LateChange
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class Batch(NamedTuple):
 
 
 class Pictures(Dataset[Picture]):
-    """The images of a set under several changes, by (change, image)."""
+    """The images of a set under several changes, by (change, image); as they are where a change is a late one."""
 
-    def __init__(self, found: Set, look: Look, changes: Sequence[Change], seed: int) -> None:
+    def __init__(self, found: Set, look: Look, changes: Sequence[AnyChange], seed: int) -> None:
         self.source, self.changes, self.seed, self.size = found.source, changes, seed, look.size
         crop = 1.0 if found.cropped else look.crop
         self.transform = create_transform(
@@ -85,14 +87,15 @@ class Pictures(Dataset[Picture]):
         try:
             image, label = self.source.load(index)
         except Exception as error:  # damaged files make PIL raise all kinds of them
-            nothing = torch.zeros(change.levels, 3, self.size, self.size, dtype=torch.uint8)
+            levels = 1 if isinstance(change, LateChange) else change.levels
+            nothing = torch.zeros(levels, 3, self.size, self.size, dtype=torch.uint8)
             return Picture(nothing, 0, f"{self.source.name(index)}: {error}")
         return Picture(self._levels(change, image, index), label, "")
 
-    def _levels(self, change: Change, image: Image.Image, index: int) -> Tensor:
+    def _levels(self, change: AnyChange, image: Image.Image, index: int) -> Tensor:
         """(L, 3, S, S), drawn from the image's own key: the same in any part of its set"""
         seen = self.transform(image)
-        if isinstance(change, Clean):
+        if isinstance(change, LateChange):
             return seen[None]
         picture = np.ascontiguousarray(seen.permute(1, 2, 0).numpy())
         seed = seed_of(self.seed, image_number(self.source, index))
@@ -103,7 +106,7 @@ class Pictures(Dataset[Picture]):
 class _Batches:
     """(change, image): change by change, so many pictures at once."""
 
-    def __init__(self, images: int, changes: Sequence[Change], batch: int) -> None:
+    def __init__(self, images: int, changes: Sequence[AnyChange], batch: int) -> None:
         self.images, self.changes, self.batch = images, changes, batch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:

@@ -19,7 +19,7 @@ from labelflow.engine.progress import Counted
 from labelflow.engine.run import whole_file
 from labelflow.robust.answers import Answers, join, summarise
 from labelflow.robust.judged import Judged
-from labelflow.robust.pictures import CLEAN, Change, Look, Pictures, load_pictures
+from labelflow.robust.pictures import CLEAN, AnyChange, LateChange, Look, Pictures, load_pictures
 from labelflow.robust.sets import Set, chosen, digest
 
 MANY = 5000  # images whose contents are not read in a moment
@@ -42,7 +42,7 @@ class Session:
     samples: int = 0  # of a set's images; 0: all
     asked: int = field(default=0, init=False)  # pictures that passed through a model
 
-    def ask(self, found: Set, changes: Sequence[Change] = (CLEAN,), title: str = "") -> list[list[Answers]]:
+    def ask(self, found: Set, changes: Sequence[AnyChange] = (CLEAN,), title: str = "") -> list[list[Answers]]:
         """What each model says of a set under each change: [change][model]."""
         pictures = {change: change.levels * len(found.source) for change in changes}
         total = len(self.models) * sum(pictures.values())
@@ -59,14 +59,20 @@ class Session:
                 self._ask_alike(found, look, alike, paths, progress, unreadable)
         return [[self._read(paths[model, change], found) for model in self.models] for change in changes]
 
-    def example(self, found: Set, changes: Sequence[Change]) -> list[list[ndarray]]:
+    def example(self, found: Set, changes: Sequence[AnyChange]) -> list[list[ndarray]]:
         """What the first model sees of the first image that can be read: [change][level], uint8 (S, S, 3)."""
         pictures = Pictures(found, self.models[0].look, changes, self.seed)
         for index in range(len(found.source)):
             seen = [pictures[number, index] for number in range(len(changes))]
             if not any(one.problem for one in seen):
-                return [list(one.levels.permute(0, 2, 3, 1).numpy()) for one in seen]
+                shown = [self._arrived(one.levels, change) for one, change in zip(seen, changes, strict=True)]
+                return [list((255 * one).round().byte().permute(0, 2, 3, 1).cpu().numpy()) for one in shown]
         return []
+
+    def _arrived(self, pictures: Tensor, change: AnyChange) -> Tensor:
+        """uint8 (B, 3, S, S) -> from 0 to 1 where the models are, with what is done to them there"""
+        seen = pictures.to(self.device, non_blocking=True).float().div_(255)
+        return change.spread(seen) if isinstance(change, LateChange) else seen
 
     def _batch(self, look: Look) -> int:
         return self.batch or (64 if self.device.type != "cpu" else max(2, 4 * 224**2 // look.size**2))
@@ -75,8 +81,8 @@ class Session:
         self,
         found: Set,
         look: Look,
-        missing: list[tuple[Judged, Change]],
-        paths: dict[tuple[Judged, Change], Path],
+        missing: list[tuple[Judged, AnyChange]],
+        paths: dict[tuple[Judged, AnyChange], Path],
         progress: Counted,
         unreadable: Unreadable,
     ) -> None:
@@ -93,7 +99,7 @@ class Session:
             while images < len(found.source):
                 batch = next(loader)
                 unreadable(batch.problems)
-                seen = batch.pictures.to(self.device, non_blocking=True).float().div_(255)
+                seen = self._arrived(batch.pictures, change)
                 for model in models:
                     parts[model].append(summarise(self.logits(model, seen, columns[model])))
                     progress.advance(len(seen))
@@ -135,8 +141,8 @@ class Session:
         """As many of its images as are to be asked about."""
         return chosen(found, self.samples, self.seed)
 
-    def _path(self, model: Judged, found: Set, change: Change) -> Path:
-        chance = "" if change is CLEAN else f"{self.seed} {found.draws}"
+    def _path(self, model: Judged, found: Set, change: AnyChange) -> Path:
+        chance = "" if isinstance(change, LateChange) else f"{self.seed} {found.draws}"
         asked = (model.key, str(model.look), str(model.columns(found.classes)), self.precision)
         about = (found.key, str(found.cropped), change.key, chance)
         return self.folder / f"{digest(FORMAT, *asked, *about)}.safetensors"

@@ -10,6 +10,7 @@ from labelflow.robust.corrupted import Corrupted, Corrupting
 from labelflow.robust.hidden import Hiding, Occlusion, Shuffling
 from labelflow.robust.natural import NATURAL, Natural, NaturalSets
 from labelflow.robust.results import Finding, Section, uncertainty
+from labelflow.robust.salient import Salient
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
 from labelflow.spec import known
@@ -64,6 +65,7 @@ SUITES: dict[str, Callable[[Session, Set | None, Settings], Suite]] = {
     "natural": lambda session, own, settings: Natural(session, settings.natural),
     "corruptions": lambda session, own, settings: Corrupted(session, own, settings.corrupting),
     "occlusion": lambda session, own, settings: Occlusion(session, _own(own), settings.hiding),
+    "salient": lambda session, own, settings: Salient(session, _own(own), settings.hiding.salient),
     "shuffle": lambda session, own, settings: Shuffling(session, _own(own)),
     "calibration": lambda session, own, settings: Calibration(session, _own(own)),
     "attack": lambda session, own, settings: Attacked(session, _own(own), settings.attacking),
@@ -75,11 +77,12 @@ def choose_suites(text: str, own: Set | None, settings: Settings) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names:
         return list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
-    natural = any(getattr(settings.natural, name) for name in NATURAL)
-    chosen = [name for name in SUITES if name != "natural" and own is not None]
-    if own is None and settings.corrupting.imagenet_c:
-        chosen.append("corruptions")
-    chosen[1:1] = ["natural"] * natural
+    without = {  # what they need is not given
+        "natural": not any(getattr(settings.natural, name) for name in NATURAL),
+        "corruptions": own is None and not settings.corrupting.imagenet_c,
+        "salient": own is None or not settings.hiding.salient,
+    }
+    chosen = [name for name in SUITES if not without.get(name, own is None)]
     if not chosen:
         raise ValueError(
             "there are no images to ask about: give --data FOLDER, --imagenet-v2 FOLDER, … or runs that were evaluated "
