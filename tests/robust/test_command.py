@@ -55,11 +55,12 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
     models = (runs / "plain", runs / "tl_align")
     few = ("--attack-samples", 8, "--attacks", "fgsm", "pgd(steps=5)", "autoattack", "--radii", 24)
     quick = ("--corruptions", "gaussian_noise", "fog", "contrast", "saturate")
-    assert run(*models, "--out", tmp_path / "out", *few, *quick) == 0
+    salient = ("--salient", models[0])
+    assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient) == 0
     printed = capsys.readouterr().out
     assert re.search(r"plain\s+tl_align", printed)
     found = json.loads((tmp_path / "out" / "robust.json").read_text())["found"]
-    assert list(found) == ["clean", "corruptions", "occlusion", "shuffle", "calibration", "attack"]
+    assert list(found) == ["clean", "corruptions", "occlusion", "salient", "shuffle", "calibration", "attack"]
     for name in ("plain", "tl_align"):
         assert found["clean"]["results"]["top-1"][name] == pytest.approx(evaluate_run(runs / name)["top1"])
         curve = found["occlusion"]["curves"]["Top-1 accuracy, %, with cells hidden"]["lines"][name]
@@ -68,18 +69,24 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
         clean = under["clean, of these images"][name]
         assert under["autoattack, L∞ 24/255"][name] <= under["pgd(steps=5), L∞ 24/255"][name] < clean
         assert under["fgsm, L∞ 24/255"][name] < clean
+        left = found["salient"]["curves"]["Top-1 accuracy, %, only the salient cells left"]["lines"][name]
+        assert left[-1] == [1.0, curve[0][1]]
+        severities = found["corruptions"]["curves"]["Top-1 accuracy, %: fog"]["lines"][name]
+        assert severities[0] == curve[0]
+        mean = sum(top1 for _, top1 in severities[1:]) / 5
+        assert found["corruptions"]["details"]["fog"][name] == pytest.approx(mean)
     corrupted = found["corruptions"]
     assert set(corrupted["details"]) == {"gaussian_noise", "fog", "contrast", "saturate"}
     assert "mean over 3 corruptions" in corrupted["results"]  # saturate is an extra
     assert "mCE" not in corrupted["results"]  # which is ImageNet's
     page = (tmp_path / "out" / "robust.html").read_text()
     assert not re.search(r"https?:|@import|<link|<script|url\(", page)
-    assert page.count("<svg") == 13
-    assert page.count("data:image/png") == 4 + 10 + 7  # what corruptions, hiding and shuffling look like
+    assert page.count("<svg") == 15 + 4  # of each corruption, too
+    assert page.count("data:image/png") == 4 + 10 + 20 + 7  # what corruptions, hiding and shuffling look like
     drawn = (tmp_path / "out" / "robust.svg").read_text()
-    assert drawn.count("<svg") == 14
+    assert drawn.count("<svg") == 16
 
-    assert run(*models, "--out", tmp_path / "out", *few, *quick, "--as-json") == 0  # from what is kept
+    assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient, "--as-json") == 0  # from what is kept
     assert json.loads(capsys.readouterr().out)["found"] == found
 
 

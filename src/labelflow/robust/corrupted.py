@@ -4,7 +4,7 @@ Shapes: S×S pixels.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,19 +93,37 @@ class Corrupted:
         details = [Finding(name, [_mean(values) for values in found[name]]) for name in self.names]
         findings = self._means(found, clean)
         if self._is_imagenet and set(ALEXNET) <= set(self.names):
-            errors = [
-                {name: [1 - top1 / 100 for top1 in found[name][at]] for name in ALEXNET}
-                for at in range(len(self.session.models))
-            ]
-            findings.append(Finding("mCE", [mce(one) for one in errors], "", False))
-            if clean:
-                relative = [relative_mce(one, 1 - own / 100) for one, own in zip(errors, clean, strict=True)]
-                findings.append(Finding("relative mCE", relative, "", False))
-            to_alexnet = [corruption_errors(one) for one in errors]
-            details += [Finding(f"CE of {name}", [one[name] for one in to_alexnet], "", False) for name in ALEXNET]
+            beside, each = self._beside_alexnet(found, clean)
+            findings, details = findings + beside, details + each
         return Section(
-            "corruptions", "Corruptions", findings, self._charts(found, clean), details, self._notes(), self._strips()
+            "corruptions",
+            "Corruptions",
+            findings,
+            self._charts(found, clean, self._groups()),
+            details,
+            self._notes(),
+            self._strips(),
+            more_charts=self._charts(found, clean, {name: [name] for name in self.names}),
         )
+
+    def _beside_alexnet(self, found: Found, clean: list[float]) -> tuple[list[Finding], list[Finding]]:
+        """mCE and relative mCE; and the error of each corruption."""
+        errors = [
+            {name: [1 - top1 / 100 for top1 in found[name][at]] for name in ALEXNET}
+            for at in range(len(self.session.models))
+        ]
+        findings = [Finding("mCE", [mce(one) for one in errors], "", False)]
+        if clean:
+            relative = [relative_mce(one, 1 - own / 100) for one, own in zip(errors, clean, strict=True)]
+            findings.append(Finding("relative mCE", relative, "", False))
+        each = [corruption_errors(one) for one in errors]
+        return findings, [Finding(f"CE of {name}", [one[name] for one in each], "", False) for name in ALEXNET]
+
+    def _groups(self) -> dict[str, list[str]]:
+        """Corruptions of a kind, and all that count, if these are more than a kind."""
+        groups = {title: [name for name in group if name in self.names] for title, group in GROUPS.items()}
+        counted = [name for name in self.names if name in CORRUPTIONS]
+        return groups if counted in groups.values() else {"all corruptions": counted, **groups}
 
     def _means(self, found: Found, clean: list[float]) -> list[Finding]:
         counted = [name for name in self.names if name in CORRUPTIONS]
@@ -119,19 +137,17 @@ class Corrupted:
             findings.append(Finding("part of the clean accuracy", kept))
         return findings
 
-    def _charts(self, found: Found, clean: list[float]) -> list[Chart]:
-        """Accuracy over severity: of all, and of each kind of corruption."""
+    def _charts(self, found: Found, clean: list[float], groups: Mapping[str, Sequence[str]]) -> list[Chart]:
+        """Accuracy over severity, a mean over each group of corruptions; severity 0 is clean."""
         charts = []
-        groups = {title: [name for name in group if name in self.names] for title, group in GROUPS.items()}
-        counted = [name for name in self.names if name in CORRUPTIONS]
-        for title, inside in {"all corruptions": counted, **groups}.items():
+        for title, inside in groups.items():
             lines = {
                 model.name: [(0.0, own) for own in clean[at : at + 1]]
                 + [(s + 1.0, _mean([found[name][at][s] for name in inside])) for s in range(SEVERITIES)]
                 for at, model in enumerate(self.session.models)
                 if inside
             }
-            if lines and (title in GROUPS or counted not in groups.values()):
+            if lines:
                 charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines))
         return charts
 

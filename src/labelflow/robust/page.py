@@ -59,7 +59,10 @@ def as_json(models: Sequence[Judged], sections: Sequence[Section], facts: dict[s
             section.name: {
                 "results": numbers(section.findings),
                 "details": numbers(section.details),
-                "curves": {chart.title: {"across": chart.across, "lines": chart.lines} for chart in section.charts},
+                "curves": {
+                    chart.title: {"across": chart.across, "lines": chart.lines}
+                    for chart in (*section.charts, *section.more_charts)
+                },
                 "notes": list(section.notes),
             }
             for section in sections
@@ -96,14 +99,19 @@ def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section]
 
 
 def _section(names: Sequence[str], section: Section) -> str:
-    charts = "".join(
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>{_drawn(chart)}</figure>" for chart in section.charts
-    )
     strips = "".join(_strip(strip) for strip in section.strips)
-    details = f"<details><summary>All numbers</summary>{_table(names, {'': section.details})}</details>"
+    table = _table(names, {"": section.details})
+    details = f"<details><summary>All numbers</summary>{table}{_charts(section.more_charts)}</details>"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in section.notes)
-    return f"""<section><h2>{escape(section.title)}</h2>{notes}<div class="charts">{charts}</div>{strips}
+    return f"""<section><h2>{escape(section.title)}</h2>{notes}{_charts(section.charts)}{strips}
 {details if section.details else ""}</section>"""
+
+
+def _charts(charts: Sequence[Chart]) -> str:
+    figures = "".join(
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{_drawn(chart)}</figure>" for chart in charts
+    )
+    return f'<div class="charts">{figures}</div>'
 
 
 def _table(names: Sequence[str], groups: dict[str, Sequence[Finding]]) -> str:

@@ -60,3 +60,4 @@ class Section:
     details: Sequence[Finding] = ()  # a longer table
     notes: Sequence[str] = ()
     strips: Sequence[Strip] = ()
+    more_charts: Sequence[Chart] = ()  # beside the longer table
