@@ -41,4 +41,4 @@ def _first_sentence(box: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", box)  # neither colours nor borders
     _, *lines = [line.strip() for line in plain.splitlines()]
     paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
-    return " ".join(paragraphs[0].split())
+    return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(paragraphs[0].split()))

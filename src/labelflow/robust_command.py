@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from labelflow.data import Data
 from labelflow.robust.judged import Judged, load_judged, own_data
+from labelflow.robust.natural import flag
 from labelflow.robust.page import as_json, show, write_json, write_page, write_svg
 from labelflow.robust.results import Section
 from labelflow.robust.session import Session
@@ -58,9 +60,9 @@ class Robust:
     settings: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 0), ("batch", 0), ("image_size", 0), ("seed", 0)):
+        for name, least in (("samples", 0), ("batch", 0), ("image_size", 0), ("seed", 0), ("workers", -1)):
             if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+                raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
 
 
 def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
@@ -94,10 +96,18 @@ def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
         session.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"nothing can be written to --out {options.out}: {error.strerror}") from None
+    if not options.as_json:
+        costs = ", ".join(f"{name} {suite.passes:,}" for name, suite in zip(names, suites, strict=True))
+        print(f"forward passes, at most: {costs}. What is kept in {session.folder} is not asked again.")
+    sections: list[Section] = []
     try:
-        sections = [suite.measure() for suite in suites]
+        for suite in suites:
+            sections.append(suite.measure())
+            _write(options, models, sections)  # attacks may take hours: the others are there to look at
     except KeyboardInterrupt:
-        print("labelflow: interrupted; what was answered is kept, and the same command goes on", file=sys.stderr)
+        page = f"; {options.out / 'robust.html'} has {', '.join(names[: len(sections)])}" if sections else ""
+        told = f"labelflow: interrupted{page}. What was answered is kept, and the same command goes on"
+        print(told, file=sys.stderr)
         raise SystemExit(130) from None
     _tell(options, session, sections)
 
@@ -135,12 +145,13 @@ def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
 
 
-def _tell(options: Robust, session: Session, sections: list[Section]) -> None:
-    models = session.models
+def _found(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> dict[str, Any]:
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    found: dict[str, Any] = as_json(models, sections, {"settings": settings})
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_json(options.out / "robust.json", found)
+    return as_json(models, sections, {"settings": settings})
+
+
+def _write(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> None:
+    write_json(options.out / "robust.json", _found(options, models, sections))
     facts = [
         f"{model.name}: {model.classifier.name} at {model.look.size} px, {model.classifier.weights}" for model in models
     ]
@@ -148,9 +159,14 @@ def _tell(options: Robust, session: Session, sections: list[Section]) -> None:
     charts = [chart for section in sections for chart in section.charts]
     if charts:
         write_svg(options.out / "robust.svg", [model.name for model in models], charts)
+
+
+def _tell(options: Robust, session: Session, sections: list[Section]) -> None:
     if options.as_json:
-        print(json.dumps(found))
+        print(json.dumps(_found(options, session.models, sections)))
         return
-    show(models, sections)
-    print(f"\n{session.asked} pictures were asked about; other answers were kept in {session.folder}")
+    show(session.models, sections)
+    attacked = f", and {session.attacked:,} forward passes of attacks" * bool(session.attacked)
+    kept = f"; the answers to {session.recalled:,} were there" * bool(session.recalled)
+    print(f"\n{session.asked:,} pictures were asked about{attacked}{kept}. All answers are kept in {session.folder}")
     print(f"  look at it     {options.out / 'robust.html'}")

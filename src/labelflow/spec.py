@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -88,4 +89,5 @@ def build(text: str, registry: Mapping[str, Callable[..., Any]], kind: str) -> A
     try:
         return make(**call.arguments)
     except TypeError as error:
-        raise ValueError(f"{kind} {text!r}: {error}") from None
+        settings = ", ".join(inspect.signature(make).parameters)
+        raise ValueError(f"{kind} {text!r}: {error}; its settings are: {settings or 'none'}") from None

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from golden_corruptions.make import write_textures
 from labelflow.cli import main
 from labelflow.data import Data, World
 from labelflow.engine import Training
@@ -53,7 +54,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = (runs / "plain", runs / "tl_align")
-    few = ("--attack-samples", 8, "--attacks", "fgsm", "pgd(steps=5)", "autoattack", "--radii", 24)
+    parts = ("apgd_ce", "apgd_t", "fab_t", "square")
+    few = ("--attack-samples", 8, "--attacks", "fgsm", "pgd(steps=5)", "autoattack", *parts, "--radii", 24)
     quick = ("--corruptions", "gaussian_noise", "fog", "contrast", "saturate")
     salient = ("--salient", models[0])
     assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient) == 0
@@ -69,6 +71,7 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
         clean = under["clean, of these images"][name]
         assert under["autoattack, L∞ 24/255"][name] <= under["pgd(steps=5), L∞ 24/255"][name] < clean
         assert under["fgsm, L∞ 24/255"][name] < clean
+        assert under["autoattack, L∞ 24/255"][name] <= min(under[f"{part}, L∞ 24/255"][name] for part in parts)
         left = found["salient"]["curves"]["Top-1 accuracy, %, only the salient cells left"]["lines"][name]
         assert left[-1] == [1.0, curve[0][1]]
         severities = found["corruptions"]["curves"]["Top-1 accuracy, %: fog"]["lines"][name]
@@ -81,10 +84,10 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert "mCE" not in corrupted["results"]  # which is ImageNet's
     page = (tmp_path / "out" / "robust.html").read_text()
     assert not re.search(r"https?:|@import|<link|<script|url\(", page)
-    assert page.count("<svg") == 15 + 4  # of each corruption, too
+    assert page.count("<svg") == 19 + 4  # of each corruption, too
     assert page.count("data:image/png") == 4 + 10 + 20 + 7  # what corruptions, hiding and shuffling look like
     drawn = (tmp_path / "out" / "robust.svg").read_text()
-    assert drawn.count("<svg") == 16
+    assert drawn.count("<svg") == 20
 
     assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient, "--as-json") == 0  # from what is kept
     assert json.loads(capsys.readouterr().out)["found"] == found
@@ -105,7 +108,7 @@ def test_own_folders_and_some_suites(runs: Path, tmp_path: Path, capsys: pytest.
     assert "fgsm, L2 0.5" in found["found"]["attack"]["results"]
     (tmp_path / "photos" / "unicorn").mkdir()
     Image.new("RGB", (32, 32)).save(tmp_path / "photos" / "unicorn" / "1.png")
-    assert "plain knows 10 classes, of which unicorn is none" in refused(capsys, runs / "plain", *own)
+    assert "classes are unknown to plain: unicorn; it knows 10, such as" in refused(capsys, runs / "plain", *own)
 
 
 def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,9 +142,39 @@ def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         run(*asked, "--out", tmp_path / "out", "--data", tmp_path / "own", "--suite", "corruptions", "--as-json") == 0
     )
     assert json.loads(capsys.readouterr().out)["found"]["corruptions"]["results"] == found["results"]
+    for label in (3, 5, 7, 9):  # a quarter is answered rightly
+        (tmp_path / "clean" / classes[label]).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "clean" / classes[label] / "1.png")
+    for label in set(range(1000)) - {3, 5, 7, 9}:
+        (tmp_path / "clean" / classes[label]).mkdir()
+    clean = ("--data", tmp_path / "clean", "--suite", "corruptions", "--as-json")
+    assert run(*asked, "--out", tmp_path / "out", *clean) == 0
+    results = json.loads(capsys.readouterr().out)["found"]["corruptions"]["results"]
+    lost = [100 * (0.5 + 4 - 5 * 0.75) / (5 * (error - 0.4345)) for error in ALEXNET.values()]
+    assert next(iter(results["relative mCE"].values())) == pytest.approx(sum(lost) / 15)
     (tmp_path / "c" / "other" / "fog" / "5").rename(tmp_path / "c" / "other" / "fog" / "six")
     assert "fog has no folder 5" in refused(capsys, *asked)
     assert "has no folder spatter; --corruptions chooses" in refused(capsys, *asked, "--corruptions", "spatter")
+
+
+def _damaged_frost(folder: Path) -> Path:
+    folder.mkdir()
+    write_textures(folder)
+    (folder / "frost2.png").write_bytes(b"no image")
+    return folder
+
+
+def _one_class(folder: Path) -> Path:
+    kind = folder / World.classes[0]
+    kind.mkdir(parents=True)
+    Image.new("RGB", (32, 32)).save(kind / "1.png")
+    return folder
+
+
+def _latin(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "labels.csv").write_bytes("file,class\nbär.png,a\n".encode("latin-1"))
+    return folder
 
 
 def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +193,18 @@ def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.
         (plain, "--occlusion-grid", 33): "--occlusion-grid can't be more",
         (plain, "--samples", -1): "--samples must be at least 0",
         (plain, "--frost", tmp_path): "lacks frost1.png",
-        (plain, "--attacks", "pgd(step=3)"): "attack 'pgd(step=3)'",
+        (plain, "--attacks", "pgd(step=3)"): "its settings are: steps, restarts",
+        (plain, "--attacks", "autoattack(steps=3)"): "autoattack takes no settings; its parts do: apgd_ce",
+        (plain, "--radii", 1, 0): "labelflow: --radii must be above 0, not 1 0",
+        (plain, "--workers", -5): "--workers must be at least -1",
+        (plain, "--suite", "clean", "--imagenet-a", tmp_path): "--imagenet-a is for the suite natural, which --suite",
+        (plain, "--suite", "natural"): "needs a folder at least of: --imagenet-v2",
+        (plain, f"{plain}/../plain"): "comes twice",
+        ("test_vitt",): "there are test_vit",
+        (plain, "--salient", "test_resnet"): "timm's weights of test_resnet are not to be had",
+        (plain, "--frost", _damaged_frost(tmp_path / "frost")): "frost2.png is no image that can be read",
+        (plain, "--data", _one_class(tmp_path / "one")): "an attack needs two classes or more",
+        (plain, "--data", _latin(tmp_path / "latin")): "labels.csv is not in UTF-8",
     }
     for asked, told in cases.items():
         assert told in refused(capsys, *asked, *out), asked

@@ -15,7 +15,18 @@ from scipy import ndimage
 
 from golden_corruptions.make import SEVERITIES, seed_of, write_textures
 from labelflow.robust import corruptions
-from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, IMAGENET_C, blur, corrupt, digital, ice, parts
+from labelflow.robust.corruptions import (
+    CORRUPTIONS,
+    EXTRA,
+    GROUPS,
+    IMAGENET_C,
+    blur,
+    corrupt,
+    digital,
+    ice,
+    parts,
+    weather,
+)
 
 EVERY = [*CORRUPTIONS, *EXTRA]
 CERTAIN = {  # nothing random in them
@@ -109,6 +120,43 @@ def test_styles_differ_only_where_they_should(name: str, photograph: ndarray) ->
     ours = corrupt(photograph, name, 3, default_rng(0))
     published = corrupt(photograph, name, 3, default_rng(0), style="imagenet_c")
     assert (digital.jpeg(ours, 85) == published).all() == (name not in IMAGENET_C)
+
+
+def test_pixelate_of_imagenet_c(photograph: ndarray) -> None:
+    height, width = photograph.shape[:2]
+    for severity, left in zip(SEVERITIES, (0.6, 0.5, 0.4, 0.3, 0.25), strict=True):
+        small = Image.fromarray(photograph).resize((int(width * left), int(height * left)), Image.Resampling.BOX)
+        large = np.array(small.resize((width, height), Image.Resampling.BOX))
+        published = corrupt(photograph, "pixelate", severity, default_rng(0), style="imagenet_c")
+        assert (published == digital.jpeg(large, 85)).all()
+
+
+def test_snow_of_imagenet_c_takes_the_middle_of_its_flakes(photograph: ndarray) -> None:
+    """What is enlarged is a little larger than the image: ImageNet-C keeps the middle, imagecorruptions a corner."""
+    image = np.ascontiguousarray(photograph[:97, :90])
+    flakes = default_rng(3).normal(size=(97, 90), loc=0.55, scale=0.3)
+    large = parts.enlarged(flakes, 4)
+    assert large.shape == (100, 92)
+    top, left = 1, 1
+
+    class Drawn:
+        def normal(self, **how: object) -> ndarray:
+            return flakes
+
+        def uniform(self, low: float, high: float) -> float:
+            return -90.0
+
+    def layered(layer: ndarray) -> ndarray:
+        layer = np.where(layer < 0.9, 0, np.clip(layer, 0, 1))
+        layer = np.round(parts.moved(layer, 12, 8, -90.0)[:97, :90] * 255) / 255
+        grey = (image / 255.0) @ np.array([0.299, 0.587, 0.114])
+        whiter = 0.7 * image / 255.0 + 0.3 * np.maximum(image / 255.0, grey[..., None] * 1.5 + 0.5)
+        return np.clip(whiter + (layer + np.rot90(layer, 2))[..., None], 0, 1) * 255
+
+    centred = weather.snow(image, 3, Drawn(), centred=True)  # type: ignore[arg-type]
+    assert abs(centred - layered(large[top : top + 97, left : left + 90])).max() <= 1.001
+    cornered = weather.snow(image, 3, Drawn())  # type: ignore[arg-type]
+    assert abs(cornered - layered(large)).max() <= 1.001
 
 
 def test_elastic_of_imagenet_c_keeps_what_is_constant() -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -52,7 +51,7 @@ def test_the_fewest_cells_that_hold_a_part(values: list[int], tenths: int) -> No
 
 def test_each_level_hides_cells_of_the_relevance_map(cells: SalientCells) -> None:
     pictures = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1)) + 0.01
-    levels = cells.spread(pictures).unflatten(0, (2, 20))
+    levels = cells.spread(pictures).unflatten(0, (2, 19))
     seen = torch.nn.functional.interpolate(pictures, (SIZE, SIZE), mode="bilinear", antialias=True)
     maps: Tensor = relevance(cells.model.model, (seen - 0.5) / 0.2, method="rollout")
     assert maps.shape == (2, 4, 4)
@@ -65,16 +64,16 @@ def test_each_level_hides_cells_of_the_relevance_map(cells: SalientCells) -> Non
                     own, nothing = pictures[image][:, *place], torch.zeros(3, 12, 12)
                     inside = 4 * row + column in front
                     assert torch.equal(levels[image, at][:, *place], nothing if inside else own)
-                    assert torch.equal(levels[image, 10 + at][:, *place], own if inside else nothing)
+                    if at < 9:
+                        assert torch.equal(levels[image, 10 + at][:, *place], own if inside else nothing)
     assert torch.equal(levels[:, 9], torch.zeros_like(pictures))  # all of it is hidden
-    assert torch.equal(levels[:, 19], pictures)  # all of it is left
 
 
 def test_answers_under_each_level(cells: SalientCells, folder: Path, tmp_path: Path) -> None:
     asking, found = session(folder, tmp_path, (0,)), opened(folder)
     (clean,), (hidden,) = asking.ask(found, [CLEAN, cells])
-    assert asking.asked == 9 * 21
-    np.testing.assert_allclose(hidden.logits[19], clean.logits[0], rtol=1e-5)
+    assert asking.asked == 9 * 20
+    assert (hidden.logits[10] != clean.logits[0]).any()
     assert (hidden.places[9] == hidden.places[9, 0]).all()  # nothing is seen: the same answer always
     again = session(folder, tmp_path, (0,))
     again.ask(found, [cells])
@@ -83,7 +82,7 @@ def test_answers_under_each_level(cells: SalientCells, folder: Path, tmp_path: P
         parameter.data.mul_(2)
     other = SalientCells(cells.model, SIZE)
     again.ask(found, [other])  # another model tells other cells
-    assert again.asked == 9 * 20
+    assert again.asked == 9 * 19
 
 
 def test_the_suite(folder: Path, tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_the_suite(folder: Path, tmp_path: Path) -> None:
 
 def test_models_without_a_classifier_can_tell() -> None:
     cells = load_salient(MODEL.replace("img_size=32", "img_size=32, num_classes=0"), "", CPU)
-    assert cells.spread(torch.rand(1, 3, 32, 32)).shape == (20, 3, 32, 32)
+    assert cells.spread(torch.rand(1, 3, 32, 32)).shape == (19, 3, 32, 32)
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:

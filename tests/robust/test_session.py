@@ -13,6 +13,8 @@ from numpy.random import Generator
 from PIL import Image
 
 from labelflow.data import Data
+from labelflow.data.sources import Indexed
+from labelflow.robust import kept
 from labelflow.robust.attacked import Attacked, Attacking
 from labelflow.robust.attacks import Ball, Batch, run_attacks
 from labelflow.robust.attacks.gradient import PGD
@@ -21,7 +23,8 @@ from labelflow.robust.corruptions.ice import FILES
 from labelflow.robust.hidden import PatchDrop
 from labelflow.robust.judged import FromPixels
 from labelflow.robust.pictures import CLEAN, Pictures
-from labelflow.robust.sets import chosen, image_number, open_own
+from labelflow.robust.results import Section
+from labelflow.robust.sets import Set, chosen, image_number, open_own
 from robust.asking import opened, session
 
 
@@ -59,30 +62,30 @@ def test_answers_are_those_of_a_bare_loop(folder: Path, tmp_path: Path, batch: i
 def test_nothing_is_asked_twice(folder: Path, tmp_path: Path) -> None:
     first, found = session(folder, tmp_path, (0,)), opened(folder)
     before = first.ask(found, [CLEAN, PatchDrop(4)])
-    assert first.asked == 9 * 11
+    assert first.asked == 9 * 10
     both = session(folder, tmp_path)
     again = both.ask(found, [CLEAN, PatchDrop(4)])
-    assert both.asked == 9 * 11  # of the second model
+    assert both.asked == 9 * 10  # of the second model
     for old, new in zip(before, again, strict=True):
         np.testing.assert_array_equal(old[0].logits, new[0].logits)
     both.ask(opened(folder), [CLEAN])
-    assert both.asked == 9 * 11
+    assert both.asked == 9 * 10
 
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved)
     for path in moved.rglob("*.png"):
         os.utime(path, (0, 0))
     both.ask(opened(moved), [CLEAN])
-    assert both.asked == 9 * 11  # the same images elsewhere
+    assert both.asked == 9 * 10  # the same images elsewhere
     changed = next(moved.rglob("*.png"))
     Image.new("RGB", (40, 40), "red").save(changed)
     both.ask(opened(moved), [CLEAN])
-    assert both.asked == 9 * 13
+    assert both.asked == 9 * 12
     other_seed = session(folder, tmp_path, seed=1)
     other_seed.ask(found, [CLEAN])
     assert other_seed.asked == 0
     other_seed.ask(found, [PatchDrop(4)])
-    assert other_seed.asked == 2 * 9 * 10
+    assert other_seed.asked == 2 * 9 * 9
 
 
 def test_labels_are_the_sets_own(folder: Path, tmp_path: Path) -> None:
@@ -129,6 +132,9 @@ def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
     settings = Attacking(("fgsm",), radii=(4,))
     section = Attacked(session(folder, tmp_path, (0,), skip_unreadable=1), found, settings).measure()
     assert section.findings[0].values == answers.top1
+    assert section.notes[0].startswith("8 images")
+    with pytest.raises(ValueError, match=r"1 images of .* could not be read .* --skip-unreadable 1"):
+        Attacked(session(folder, tmp_path, (0,)), found, settings).measure()  # from what is kept
     os.remove(broken / "b" / "4.png")
     os.symlink("nowhere", broken / "b" / "4.png")
     found = open_own(Data(data=str(broken)), own=False, classes=())
@@ -146,6 +152,101 @@ def test_a_damaged_file_is_asked_again(folder: Path, tmp_path: Path) -> None:
     before = Attacked(asking, found, settings).measure()
     next(tmp_path.glob("attack-*.safetensors")).write_bytes(b"torn")
     assert Attacked(asking, found, settings).measure() == before
+
+
+class Stopping(torch.nn.Module):
+    """A model that is interrupted when it has seen so many batches."""
+
+    def __init__(self, model: torch.nn.Module, batches: int) -> None:
+        super().__init__()
+        self.model, self.batches = model, batches
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        self.batches -= 1
+        if self.batches < 0:
+            raise KeyboardInterrupt
+        return self.model(pictures)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_answers_go_on_where_they_were(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Of two models, of which the second is interrupted in the third of five batches of a change."""
+    found, change = opened(folder), Twice()
+    whole = session(folder, tmp_path / "whole").ask(found, [change])
+    torn = session(folder, tmp_path / "torn", batch=6)  # two images at once
+    second = torn.models[1]
+    assert second.key  # which is the weights', and stays
+    second.model.model = Stopping(second.model.model, 2)
+    with monkeypatch.context() as dying:
+        if killed:  # without a last word
+            dying.setattr(kept.Incoming, "__exit__", lambda *error: None)
+            dying.setattr(kept, "SECONDS", -1)
+        with pytest.raises(KeyboardInterrupt):
+            torn.ask(found, [change])
+    again = session(folder, tmp_path / "torn", batch=6)
+    answers = again.ask(found, [change])
+    assert again.asked == 2 * 3 * (9 - 4)
+    assert again.recalled == 2 * 3 * 4
+    assert not list((tmp_path / "torn").glob("*.begun"))
+    for one, other in zip(whole[0], answers[0], strict=True):
+        assert (one.places == other.places).all()
+        assert (one.labels == other.labels).all()
+        np.testing.assert_allclose(one.logits, other.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_that_are_not_finite_are_refused(folder: Path, tmp_path: Path) -> None:
+    asking, found = session(folder, tmp_path, (0,)), opened(folder)
+    asking.models[0].model.model.head.bias.data[1] = torch.nan
+    with pytest.raises(ValueError, match="logits are not finite"):
+        asking.ask(found)
+    assert not list(tmp_path.iterdir())  # nothing is kept of them
+
+
+def test_attacks_are_kept_by_image_and_radius(folder: Path, tmp_path: Path) -> None:
+    found, attacks = opened(folder), ("pgd(steps=2)",)
+
+    def attacked(folder_of: str, **how: object) -> tuple[Section, int]:
+        asking = session(folder, tmp_path / folder_of, (0,))
+        section = Attacked(asking, found, Attacking(attacks, **how)).measure()  # type: ignore[arg-type]
+        return section, asking.attacked
+
+    for how in ({"radii": (2, 8), "attack_samples": 5}, {"radii": (2, 8)}, {"radii": (1, 2, 8)}):
+        fresh, cost = attacked(f"fresh {how}", **how)
+        grown, more = attacked("grown", **how)
+        assert grown == fresh
+        assert more < cost or "attack_samples" in how
+        assert attacked("grown", **how) == (fresh, 0)
+
+
+def test_data_sets_of_one_name_are_told_apart() -> None:
+    """Of torchvision or Hugging Face: other images, or other labels, under the same name."""
+
+    def named(colour: str, label: int = 0) -> Set:
+        samples = [(Image.new("RGB", (8, 8), colour), label)] * 200
+        return Set("mine", Indexed(samples, ["a", "b"], "mine/val", lambda sample: sample), ("a", "b"))
+
+    keys = [named("red").key, named("blue").key, named("red", 1).key]
+    assert len(set(keys)) == 3
+    assert named("red").key == keys[0]
+    assert len(set(named("red").contents)) == 200
+
+
+def test_models_see_as_timm_says(folder: Path, tmp_path: Path) -> None:
+    """Some want the whole image, squashed."""
+    (judged,) = session(folder, tmp_path, (0,)).models
+    squashing = replace(judged, classifier=replace(judged.classifier, crop_mode="squash"))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 80, 3), np.uint8))
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    image.save(tmp_path / "images" / "a" / "1.png")
+    found = open_own(Data(data=str(tmp_path / "images")), own=False, classes=())
+    one, other = (Pictures(found, model.look, (CLEAN,), 0)[0, 0].levels[0] for model in (judged, squashing))
+    size = int(squashing.look.size / squashing.look.crop)
+    whole = np.array(image.resize((size, size), Image.Resampling.BICUBIC))
+    edge = round((size - 32) / 2)
+    assert abs(other.permute(1, 2, 0).numpy() - whole[edge : edge + 32, edge : edge + 32].astype(int)).max() <= 1
+    assert (one != other).any()
 
 
 def test_attacks_go_on_where_they_were(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +298,7 @@ def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path)
     batch = Batch(clean, torch.tensor(turned.labels), numbers)
     bare = run_attacks(lambda seen: model.model(seen)[:, [1, 0]], [("", PGD(steps=3))], batch, Ball("linf", 8 / 255))
     assert section.findings[1].values == [100 * float((bare.fallen == -1).float().mean())]
-    with pytest.raises(ValueError, match="knows 3 classes, of which d is none; the data has 2"):
+    with pytest.raises(ValueError, match=r"1 of the data's 2 classes are unknown to .*: d; it knows 3, such as a"):
         model.columns(("a", "d"))
 
 
@@ -257,9 +358,9 @@ def test_other_names_draw_anew(folder: Path, tmp_path: Path) -> None:
     asking.ask(opened(tmp_path), [CLEAN, PatchDrop(4)])
     (tmp_path / "images" / "a" / "0.png").rename(tmp_path / "images" / "a" / "00.png")
     asking.ask(opened(tmp_path), [CLEAN])
-    assert asking.asked == 9 * 11
+    assert asking.asked == 9 * 10
     asking.ask(opened(tmp_path), [PatchDrop(4)])
-    assert asking.asked == 9 * 21
+    assert asking.asked == 9 * 19
 
 
 def test_other_textures_are_other_frost(tmp_path: Path) -> None:
@@ -273,8 +374,8 @@ def test_other_textures_are_other_frost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"attacks": ()}, "need a name"),
-        ({"attack_batch": 0}, "attack-batch from 1"),
+        ({"attacks": ()}, "needs a name"),
+        ({"attack_batch": 0}, "--attack-batch must be at least 1, not 0"),
         ({"radii": (0.0,)}, "must be above 0"),
     ],
 )

@@ -18,11 +18,14 @@ def line_chart(
     from_zero: bool = False,
     across: str = "epoch",
     legend: bool = True,
+    reach: float | None = None,
+    reference: Sequence[Point] = (),
 ) -> str:
     """An <svg> of lines over epochs, or what is `across`, each with its name and its last value. Line i has the class
     `line-i`.
 
-    Points that are not finite are left out, and so are lines without any. legend: False where the page has one.
+    Points that are not finite are left out, and so are lines without any. legend: False where the page has one. reach:
+    how high the chart is at least. reference: a line to compare with, of the class `reference`.
 
     >>> line_chart("Top-1 accuracy", {"model": [(1, 10.0), (2, 30.0)]})[:4]
     '<svg'
@@ -31,8 +34,10 @@ def line_chart(
     drawn = {name: thin(points) for name, points in finite.items() if points}
     if not drawn:
         return _svg(f"{title}: nothing yet", [_text(WIDTH / 2, HEIGHT / 2, "nothing yet", "middle")])
-    epochs, values = zip(*(point for points in drawn.values() for point in points), strict=True)
-    marks = ticks(min(0.0, *values) if from_zero else min(values), max(values))
+    every = [*reference, *(point for points in drawn.values() for point in points)]
+    epochs, values = zip(*every, strict=True)
+    highest = max(values) if reach is None else max(reach, *values)
+    marks = ticks(min(0.0, *values) if from_zero else min(values), highest)
     last = max(epochs) or 1.0
 
     def place(epoch: float, value: float) -> tuple[float, float]:
@@ -50,6 +55,9 @@ def line_chart(
             parts.append(_text(x, BOTTOM + 15, number(mark), "middle"))
     parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 3, across, "middle"))
 
+    if reference:
+        path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in reference)
+        parts.append(f'<polyline class="reference" points="{path}" fill="none" stroke="currentColor"/>')
     start = float(LEFT)
     for index, (name, points) in enumerate(drawn.items()):
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)

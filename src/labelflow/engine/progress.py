@@ -93,7 +93,7 @@ class Counted(Shown):
         super().__init__(quiet, seconds)
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
-        self.done, self.worked = 0.0, 0.0  # in all, and in this process
+        self.done, self.worked = 0, 0  # in all, and in this process
         self.since = self.told = time.perf_counter()
 
     def skip(self, count: int) -> None:
@@ -102,18 +102,23 @@ class Counted(Shown):
             self.say(f"{count} of {self.total} {self.things} were done before")
         self.pass_over(count)
 
-    def pass_over(self, count: float) -> None:
+    def pass_over(self, count: int) -> None:
         """The next ones were done before."""
         self.done += count
         self.bar.update(self.task, completed=self.done)
 
-    def advance(self, count: float) -> None:
+    def forgo(self, count: int) -> None:
+        """So many need not be done after all."""
+        self.total -= count
+        self.bar.update(self.task, total=self.total)
+
+    def advance(self, count: int) -> None:
         self.worked += count
         self.done = min(self.total, self.done + count)
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
         self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
         left = _duration((self.total - self.done) / rate)
-        self.now_and_then(f"{self.what}  {self.done:.0f}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
+        self.now_and_then(f"{self.what}  {self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
 
 
 def _duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import pickle
 import warnings
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
     """
     name, given = parse(model)
     if not timm.is_model(name):
-        close = timm.list_models(f"*{name.split('_')[0]}*")[:5]
+        close = get_close_matches(name, timm.list_models(), n=3) or timm.list_models(f"*{name.split('_')[0]}*")[:5]
         hint = f"; there are {', '.join(close)} …" if close else ""
         raise ValueError(f"timm has no model {name!r}{hint}")
     arguments |= given

@@ -43,6 +43,11 @@ class Answers:
         """(L, n): the probability of the likeliest class"""
         return np.exp(self.logits[:, :, 0] - self.normaliser)[:, self.counts]
 
+    def head(self, images: int) -> "Answers":
+        """Of the first images."""
+        firsts = (self.places[:, :images], self.logits[:, :images], self.normaliser[:, :images])
+        return Answers(*firsts, self.labels[:images], self.counts[:images])
+
     def among(self, truths: Sequence[frozenset[int]]) -> ndarray:
         """(L, m): whether the likeliest class is one of an image's right ones, of the m images that have any"""
         asked = [at for at, truth in enumerate(truths) if truth and self.counts[at]]
@@ -57,11 +62,20 @@ def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best.indices.int(), best.values, logits.logsumexp(1)
 
 
-def join(parts: list[tuple[Tensor, ...]], levels: int, labels: Tensor, counts: Tensor) -> Answers:
-    """Of batches in which the levels of each image follow one another."""
-    places, logits, normaliser = (torch.cat(part).unflatten(0, (-1, levels)) for part in zip(*parts, strict=True))
-    turned = [part.transpose(0, 1).contiguous().numpy() for part in (places, logits, normaliser)]
-    return Answers(turned[0], turned[1], turned[2], labels.int().numpy(), counts.numpy())
+def gathered(parts: Sequence[tuple[Tensor, ...]], levels: int, labels: Tensor, counts: Tensor) -> Answers:
+    """Of summaries of batches, in which the levels of each image follow one another; labels and counts (N,)."""
+    turned = (torch.cat(part).cpu().unflatten(0, (-1, levels)).transpose(0, 1) for part in zip(*parts, strict=True))
+    places, logits, normaliser = (one.numpy() for one in turned)
+    return Answers(places, logits, normaliser, labels.int().numpy(), counts.numpy())
+
+
+def joined(parts: Sequence[Answers]) -> Answers:
+    """Of batches, one after the other."""
+    over_levels = ("places", "logits", "normaliser")
+    return Answers(
+        **{name: np.concatenate([getattr(part, name) for part in parts], 1) for name in over_levels},
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "counts")},
+    )
 
 
 def _percent(correct: ndarray) -> list[float]:

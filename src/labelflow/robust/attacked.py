@@ -3,9 +3,10 @@
 Shapes: R radii, n images.
 """
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -17,17 +18,20 @@ from torch import Tensor, nn
 from labelflow.data import Unreadable
 from labelflow.engine.progress import Counted
 from labelflow.robust.attacks import ATTACKS, Attack, Ball, Batch, auto_attack, run_attacks
-from labelflow.robust.attacks.ensemble import SURVIVES, WRONG_BEFORE
+from labelflow.robust.attacks.ensemble import SURVIVES, WRONG_BEFORE, most_passes
 from labelflow.robust.judged import Judged
+from labelflow.robust.kept import read_fates, write_fates
 from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
+from labelflow.robust.pictures import Batch as Loaded
 from labelflow.robust.results import Chart, Finding, Section, uncertainty
-from labelflow.robust.session import FORMAT, Session, read_kept, write_kept
-from labelflow.robust.sets import Set, chosen, digest, image_number
+from labelflow.robust.session import FORMAT, Session
+from labelflow.robust.sets import Set, chosen, digest, image_number, part_of
 from labelflow.spec import build, known, parse
 
 AUTO = "autoattack"
 UNREADABLE, UNKNOWN = -3, -2  # what has become of an image, beside what an Outcome tells
 Named = list[tuple[str, Attack]]
+Fates = list[dict[int, int]]  # of each radius, by an image's number
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,13 @@ class Attacking:
     """So many are attacked at once, and kept when they are done."""
 
     def __post_init__(self) -> None:
-        if self.attack_samples < 0 or self.attack_batch < 1 or not self.attacks:
-            raise ValueError("attacks need a name at least, --attack-samples from 0 on and --attack-batch from 1 on")
-        if any(radius <= 0 for radius in self.radii):
-            raise ValueError(f"--radii must be above 0, not {self.radii}")
+        if not self.attacks:
+            raise ValueError("--attacks needs a name at least")
+        for name, least in (("attack_samples", 0), ("attack_batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+        if not all(0 < radius < math.inf for radius in self.radii):
+            raise ValueError(f"--radii must be above 0, not {' '.join(f'{radius:g}' for radius in self.radii)}")
 
     @property
     def balls(self) -> dict[str, Ball]:
@@ -80,12 +87,17 @@ class Attacked:
     def __init__(self, session: Session, own: Set, settings: Attacking) -> None:
         self.session, self.settings, self.balls = session, settings, settings.balls
         self.own = chosen(own, settings.attack_samples, session.seed)
+        if len(own.classes) < 2:
+            raise ValueError(f"an attack needs two classes or more; {own.name} has {len(own.classes)}")
         self.notes: list[str] = []
         self.attacks = {text: self._attack(text, len(own.classes)) for text in settings.attacks}
 
     def _attack(self, text: str, classes: int) -> Named:
         if text != AUTO:
-            known(parse(text).name, {AUTO: None, **ATTACKS}, "attack")
+            name = known(parse(text).name, {AUTO: None, **ATTACKS}, "attack")
+            if name == AUTO:
+                parts = ", ".join(part for part, _ in auto_attack(classes).attacks)
+                raise ValueError(f"{AUTO} takes no settings; its parts do: {parts}")
             attack: Attack = build(text, ATTACKS, "attack")
             attack.passes(classes)  # tells if there are too few classes for it
             return [(text, attack)]
@@ -93,11 +105,14 @@ class Attacked:
         self.notes += [f"{AUTO}: {note}." for note in plan.notes]
         return plan.attacks
 
+    @property
+    def passes(self) -> int:
+        return len(self.own.source) * len(self.session.models) * sum(map(self._cost, self.attacks))
+
     def measure(self) -> Section:
-        models, images = self.session.models, len(self.own.source)
-        total = images * len(models) * sum(map(self._cost, self.attacks))
+        models = self.session.models
         found: dict[str, list[ndarray]] = {}  # attack: of each model (R, n)
-        with Counted("attacks", "forward passes", total, quiet=self.session.quiet) as progress:
+        with Counted("attacks", "forward passes", self.passes, quiet=self.session.quiet) as progress:
             for text, attacks in self.attacks.items():
                 found[text] = [self._against(model, text, attacks, progress) for model in models]
         rows = {
@@ -106,6 +121,7 @@ class Attacked:
             for at, name in enumerate(self.balls)
         }
         findings = [Finding(f"{text}, {name}", values) for (text, name), values in rows.items()]
+        images = next(iter(found.values()))[0].shape[1]
         return Section(
             "attack",
             "Attacks",
@@ -122,85 +138,94 @@ class Attacked:
             model.name: [(0.0, _clean(fallen)), *zip(radii, map(_robust, fallen), strict=True)]
             for model, fallen in zip(self.session.models, found, strict=True)
         }
-        return Chart(f"Top-1 accuracy, %, under {text}", "radius" + ", in 255ths" * (scale == 255), lines)
+        across = "radius" + ", in 255ths" * (scale == 255)
+        return Chart(f"Top-1 accuracy, %, under {text}", across, lines, reach=max(map(_clean, found)))
 
     def _against(self, model: Judged, text: str, attacks: Named, progress: Counted) -> ndarray:
-        """(R, n): what has become of each image at each radius; kept on disk batch by batch."""
-        path, images = self._path(model, text), len(self.own.source)
-        kept = read_kept(path)
-        fallen = kept["fallen"] if kept else np.full((len(self.balls), images), UNKNOWN, np.int8)
-        done = int((fallen[0] != UNKNOWN).sum())
-        progress.pass_over(done * self._cost(text))
-        if done == images:
-            return _readable(fallen, self.own)
-        victim = Restricted(model.model, self.session.columns(model, self.own)).eval()
-        unreadable = Unreadable(self.session.skip_unreadable, progress.say)
-        pictures = Pictures(self.own, model.look, (CLEAN,), self.session.seed)
-        first = 0
-        for batch in load_pictures(pictures, self.settings.attack_batch, self.session.workers):
-            last = first + len(batch.labels)
-            if (fallen[0, first:last] == UNKNOWN).any():
+        """(R, n): what has become of each readable image at each radius; kept on disk batch by batch."""
+        paths = [self._path(model, text, ball) for ball in self.balls.values()]
+        fates = [read_fates(path) for path in paths]  # of each radius, by image
+        unsettled = [at for at, image in enumerate(self.images) if not _settled(image, fates)]
+        progress.forgo((len(self.images) - len(unsettled)) * self._cost(text))
+        if unsettled:
+            victim = Restricted(model.model, self.session.columns(model, self.own)).eval()
+            unreadable = Unreadable(self.session.skip_unreadable, progress.say)
+            pictures = Pictures(part_of(self.own, unsettled), model.look, (CLEAN,), self.session.seed)
+            loader = load_pictures(pictures, self.settings.attack_batch, self.session.workers)
+            for first, batch in zip(count(0, self.settings.attack_batch), loader, strict=False):
                 unreadable(batch.problems)
-                keys = [image_number(self.own.source, at) for at in range(first, last)]
-                device = self.session.device
-                clean = Batch(batch.pictures.to(device) / 255, batch.labels.to(device), keys, self.session.seed)
-                fallen[:, first:last] = self._batch(
-                    victim, attacks, clean, _ticks(progress, len(keys) * self._cost(text))
-                )
-                fallen[:, first:last][:, ~batch.counts.numpy()] = UNREADABLE
-                write_kept(path, {"fallen": fallen})
-            first = last
-        return _readable(fallen, self.own)
+                rows = unsettled[first : first + len(batch.labels)]
+                images = [self.images[at] for at in rows]
+                fates[0] |= {one: UNREADABLE for one, read in zip(images, batch.counts, strict=True) if not read}
+                self._batch(victim, attacks, self._clean(batch, rows), images, fates, progress)
+                for path, found in zip(paths, fates, strict=True):
+                    write_fates(path, found)
+        return self._fallen(fates)
 
-    def _batch(self, victim: nn.Module, attacks: Named, clean: Batch, tick: Callable[[float], None]) -> ndarray:
-        """(R, images)"""
-        fallen = torch.full((len(self.balls), len(clean.labels)), SURVIVES)
-        left = torch.arange(len(clean.labels))
-        for at, ball in enumerate(self.balls.values()):
-            if len(left):
-                part = clean.at(left.to(clean.labels.device))
-                told = partial(_part_of, tick, at, len(self.balls))
-                outcome = run_attacks(victim, attacks, part, ball, told).fallen.cpu()
-                fallen[at:, left] = outcome  # what falls here falls in larger balls, too
-                left = left[outcome == SURVIVES]
-            tick((at + 1) / len(self.balls))
-        return fallen.to(torch.int8).numpy()
+    def _clean(self, batch: Loaded, rows: list[int]) -> Batch:
+        keys = [image_number(self.own.source, at) for at in rows]
+        device = self.session.device
+        return Batch(batch.pictures.to(device) / 255, batch.labels.to(device), keys, self.session.seed)
+
+    def _batch(
+        self, victim: nn.Module, attacks: Named, clean: Batch, images: list[int], fates: Fates, progress: Counted
+    ) -> None:
+        """Adds the fates of some images."""
+        most = len(images) * most_passes(attacks, len(self.own.classes))
+        alive = [row for row, image in enumerate(images) if fates[0].get(image) != UNREADABLE]
+        for ball, found in zip(self.balls.values(), fates, strict=True):
+            before = progress.worked
+            new = [row for row in alive if images[row] not in found]
+            if new:
+                part = clean.at(torch.tensor(new, device=clean.labels.device))
+                fallen = run_attacks(victim, attacks, part, ball, progress.advance).fallen.tolist()
+                found |= {images[row]: fate for row, fate in zip(new, fallen, strict=True)}
+            alive = [row for row in alive if found[images[row]] == SURVIVES]  # others have fallen in larger balls, too
+            self.session.attacked += progress.worked - before
+            progress.forgo(most - (progress.worked - before))  # what those that fell have spared
+
+    def _fallen(self, fates: Fates) -> ndarray:
+        """(R, n), without images that could not be read"""
+        readable = [image for image in self.images if fates[0][image] != UNREADABLE]
+        unread = len(self.images) - len(readable)
+        if unread > self.session.skip_unreadable or not readable:
+            raise ValueError(
+                f"{unread} images of {self.own.name} could not be read when they were attacked; mend or remove them"
+                + f", or leave them out with --skip-unreadable {unread}" * bool(readable)
+            )
+        fallen = np.full((len(fates), len(readable)), SURVIVES)
+        for column, image in enumerate(readable):
+            for radius, found in enumerate(fates):
+                if found.get(image, SURVIVES) != SURVIVES:
+                    fallen[radius:, column] = found[image]
+                    break
+        return fallen
+
+    @cached_property
+    def images(self) -> list[int]:
+        """Numbers of all that decides an image's fate but the model: what is in it, its label, and what it draws."""
+        found, labels = self.own, self.own.labels or [0] * len(self.own.source)  # or its contents tell
+        return [
+            int(digest(contents, str(label), found.source.key(at), str(found.cropped))[:15], 16)
+            for at, (contents, label) in enumerate(zip(found.contents, labels, strict=True))
+        ]
 
     def _cost(self, text: str) -> int:
         """In forward passes of an image, at most: those that fall spare the rest."""
-        classes = len(self.own.classes)
-        return len(self.balls) * sum(attack.passes(classes) for _, attack in self.attacks[text])
+        return len(self.balls) * most_passes(self.attacks[text], len(self.own.classes))
 
-    def _path(self, model: Judged, text: str) -> Path:
+    def _path(self, model: Judged, text: str, ball: Ball) -> Path:
         asked = (model.key, str(model.look), str(model.columns(self.own.classes)))
-        about = (self.own.key, self.own.draws, str(self.own.labels), str(self.own.cropped))
-        how = (text, str(list(self.balls)), str(self.session.seed))
-        return self.session.folder / f"attack-{digest(FORMAT, *asked, *about, *how)}.safetensors"
+        how = (text, str(ball), str(self.session.seed))
+        return self.session.folder / f"attack-{digest(FORMAT, *asked, *how)}.safetensors"
 
 
-def _ticks(progress: Counted, passes: int) -> Callable[[float], None]:
-    """From the part of a batch that is done to forward passes, of which there are so many."""
-    told = 0.0
-
-    def tick(part: float) -> None:
-        nonlocal told
-        progress.advance((part - told) * passes)
-        told = part
-
-    return tick
-
-
-def _part_of(tick: Callable[[float], None], piece: int, pieces: int, part: float) -> None:
-    """So much of one piece of several is done."""
-    tick((piece + part) / pieces)
-
-
-def _readable(fallen: ndarray, found: Set) -> ndarray:
-    """Without images that could not be read."""
-    left = fallen[:, fallen[0] != UNREADABLE]
-    if not left.size:
-        raise ValueError(f"there is no image of {found.name} that could be read")
-    return left
+def _settled(image: int, fates: Fates) -> bool:
+    """Whether an image has fallen at some radius, or survives all."""
+    for found in fates:
+        if found.get(image, UNKNOWN) != SURVIVES:
+            return image in found
+    return True
 
 
 def _robust(fallen: ndarray) -> float:

@@ -14,6 +14,7 @@ from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
 
 BINS = 15
+ENOUGH = 1000  # images: with fewer, bins hold so few that chance alone makes an error of some percent
 COVERAGES = (0.5, 0.8)  # of which selective accuracy is told
 
 
@@ -65,6 +66,7 @@ class Calibration:
 
     def __init__(self, session: Session, own: Set) -> None:
         self.session, self.own = session, own
+        self.passes = session.passes(own)
 
     def measure(self) -> Section:
         (answers,) = self.session.ask(self.own, title="calibration")
@@ -78,22 +80,29 @@ class Calibration:
         for coverage in COVERAGES:
             values = [100 * float(curve[max(1, round(coverage * len(curve))) - 1]) for curve in curves]
             findings.append(Finding(f"top-1 of the surest {coverage:.0%}", values))
-        diagrams = [[(one.confidence, one.accuracy) for one in reliability(*pair)] for pair in pairs]
-        reliable = dict(zip(names, diagrams, strict=True)) | {"exact": [(0.0, 0.0), (1.0, 1.0)]}
+        bins = {name: reliability(*pair) for name, pair in zip(names, pairs, strict=True)}
+        diagrams = {name: [(100 * one.confidence, 100 * one.accuracy) for one in own] for name, own in bins.items()}
+        images = len(pairs[0][0])
         counts = {
-            name: [(one.confidence, 100 * one.images / len(pair[0])) for one in reliability(*pair)]
-            for name, pair in zip(names, pairs, strict=True)
+            name: [(100 * one.confidence, 100 * one.images / images) for one in own] for name, own in bins.items()
         }
         charts = [
-            Chart("Accuracy over confidence; the straight line is exact", "confidence", reliable),
-            Chart("Images, %, by confidence", "confidence", counts),
+            Chart(
+                "Accuracy, %, over confidence; exact on the dotted line",
+                "confidence, %",
+                diagrams,
+                reference=((0.0, 0.0), (100.0, 100.0)),
+            ),
+            Chart("Images, %, by confidence", "confidence, %", counts),
             Chart(
                 "Selective accuracy, %",
                 "part of the images that is answered",
                 {name: _points(curve) for name, curve in zip(names, curves, strict=True)},
             ),
         ]
-        return Section("calibration", "Calibration", findings, charts)
+        note = f"{images} images in {BINS} bins of confidence"
+        note += "; with so few the calibration error comes out too high." if images < ENOUGH else "."
+        return Section("calibration", "Calibration", findings, charts, notes=[note])
 
 
 def _points(curve: ndarray, most: int = 100) -> list[tuple[float, float]]:

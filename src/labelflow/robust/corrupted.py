@@ -13,12 +13,12 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from labelflow.robust.answers import Answers
-from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, textures_in
+from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, read_texture, textures_in
 from labelflow.robust.mce import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.natural import check_imagenet
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, files_digest, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, files_digest, folders_in, imagenet_classes, of_classes
 from labelflow.spec import known
 
 SEVERITIES = 5
@@ -69,12 +69,11 @@ class Corrupted:
         extra = tuple(EXTRA) if settings.extra_corruptions else ()
         self.names = list(dict.fromkeys(known(name, every, "corruption") for name in (*names, *extra)))
         self.changes = [Corruption(name, settings.style, settings.frost) for name in self.names]
-        self.on_disk: dict[str, list[Set]] = {}
+        self.on_disk: dict[str, list[Path]] = {}  # the folder of each severity
         if settings.imagenet_c:
             for model in session.models:
                 check_imagenet(model)
-            folder = Path(settings.imagenet_c)
-            self.on_disk = {name: [session.pick(one) for one in _open_corrupted(folder, name)] for name in self.names}
+            self.on_disk = {name: _severities(Path(settings.imagenet_c), name) for name in self.names}
             if own is not None and own.classes != imagenet_classes():
                 self.own = None  # not the clean images of these
         elif own is None:
@@ -82,10 +81,20 @@ class Corrupted:
         else:
             check_installed()
             if settings.frost:
-                textures_in(settings.frost)
+                for texture in textures_in(settings.frost):
+                    read_texture(texture)  # tells if it is damaged
             for model in session.models:
                 if model.look.size < 32:
                     raise ValueError(f"{model.name} sees {model.look.size} pixels in a row; corruptions need 32")
+
+    @property
+    def passes(self) -> int:
+        clean = self.session.passes(self.own) if self.own else 0
+        if self.on_disk:  # of millions of files, some are counted
+            first = self.session.passes(self._open(self.names[0], 1))
+            return clean + len(self.names) * SEVERITIES * first
+        assert self.own is not None
+        return clean + self.session.passes(self.own, self.changes)
 
     def measure(self) -> Section:
         clean = [found.top1[0] for found in self.session.ask(self.own)[0]] if self.own else []
@@ -127,8 +136,8 @@ class Corrupted:
 
     def _means(self, found: Found, clean: list[float]) -> list[Finding]:
         counted = [name for name in self.names if name in CORRUPTIONS]
-        if not counted:
-            return []
+        if not counted:  # extra ones alone
+            return [Finding(name, [_mean(values) for values in found[name]]) for name in self.names]
         models = range(len(self.session.models))
         means = [_mean([_mean(found[name][at]) for name in counted]) for at in models]
         findings = [Finding(f"mean over {len(counted)} corruption{'s' * (len(counted) > 1)}", means)]
@@ -140,6 +149,7 @@ class Corrupted:
     def _charts(self, found: Found, clean: list[float], groups: Mapping[str, Sequence[str]]) -> list[Chart]:
         """Accuracy over severity, a mean over each group of corruptions; severity 0 is clean."""
         charts = []
+        highest = max(top1 for own in found.values() for severities in own for top1 in (*severities, *clean))
         for title, inside in groups.items():
             lines = {
                 model.name: [(0.0, own) for own in clean[at : at + 1]]
@@ -148,7 +158,7 @@ class Corrupted:
                 if inside
             }
             if lines:
-                charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines))
+                charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines, reach=highest))
         return charts
 
     @property
@@ -168,10 +178,18 @@ class Corrupted:
 
     def _from_disk(self) -> Found:
         found = {}
-        for name, severities in self.on_disk.items():
-            answers: list[list[Answers]] = [self.session.ask(one)[0] for one in severities]  # [severity][model]
+        for name in self.on_disk:
+            opened = (self._open(name, severity) for severity in range(1, SEVERITIES + 1))
+            answers: list[list[Answers]] = [self.session.ask(one)[0] for one in opened]  # [severity][model]
             found[name] = [[one.top1[0] for one in own] for own in zip(*answers, strict=True)]
         return found
+
+    def _open(self, name: str, severity: int) -> Set:
+        """The images of ImageNet-C, which are a list only as long as they are asked about."""
+        folder, classes = self.on_disk[name][severity - 1], imagenet_classes()
+        there = set(folders_in(folder))
+        source = of_classes(folder, classes, {own: place for place, own in enumerate(classes) if own in there})
+        return self.session.pick(Set(f"{name} {severity}", source, classes, cropped=True))
 
     def _notes(self) -> Sequence[str]:
         if self.on_disk:
@@ -190,8 +208,8 @@ class Corrupted:
         return notes
 
 
-def _open_corrupted(root: Path, name: str) -> list[Set]:
-    """`root/NAME/SEVERITY/CLASS/…`, or one folder deeper, as the archives come."""
+def _severities(root: Path, name: str) -> list[Path]:
+    """The folders of `root/NAME/SEVERITY/CLASS/…`, or one folder deeper, as the archives come."""
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}, which --imagenet-c names")
     groups = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
@@ -199,19 +217,14 @@ def _open_corrupted(root: Path, name: str) -> list[Set]:
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
     if folder is None:
         raise ValueError(f"{root} has no folder {name}; --corruptions chooses those that are there")
-    classes, sets = imagenet_classes(), []
-    places = {own: place for place, own in enumerate(classes)}
     for severity in range(1, SEVERITIES + 1):
         below = folder / str(severity)
         if not below.is_dir():
             raise ValueError(f"{folder} has no folder {severity}: ImageNet-C has five severities of each corruption")
-        names = sorted(entry.name for entry in os.scandir(below) if entry.is_dir())
-        strange = [name for name in names if name not in places]
+        strange = sorted(set(folders_in(below)) - set(imagenet_classes()))
         if strange:
             raise ValueError(f"{below} has folders that are no classes of ImageNet's, such as {strange[0]}")
-        source = of_classes(below, classes, {name: places[name] for name in names})
-        sets.append(Set(f"{name} {severity}", source, classes, cropped=True))
-    return sets
+    return [folder / str(severity) for severity in range(1, SEVERITIES + 1)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,19 +6,19 @@ paper's code draws once for a batch.
 Shapes: S×S pixels.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
+from labelflow.robust.pictures import CLEAN, AnyChange
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
 
 TENTHS = 10
-SHUFFLES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (14, 14), (16, 16))  # rows and columns of cells
+SHUFFLES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (14, 14), (16, 16))  # rows and columns of cells
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Hiding:
 
 
 class PatchDrop:
-    """Level k: k tenths of the cells of a grid, rounded down, are black."""
+    """Level k: k + 1 tenths of the cells of a grid, rounded down, are black."""
 
-    levels = TENTHS
+    levels = TENTHS - 1
 
     def __init__(self, grid: int = 14, shift: int = 0) -> None:
         self.grid, self.shift = grid, shift
@@ -51,7 +51,7 @@ class PatchDrop:
         return f"patch drop {self.grid} {self.shift}"
 
     def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
-        dropped = random.permutation(self.grid**2)[: self.grid**2 * level // TENTHS]  # what is hidden stays hidden
+        dropped = random.permutation(self.grid**2)[: self.grid**2 * (level + 1) // TENTHS]  # what is hidden stays so
         hidden = np.zeros(self.grid**2, bool)
         hidden[dropped] = True
         rows, columns = (np.arange(side) * self.grid // side for side in picture.shape[:2])
@@ -60,18 +60,19 @@ class PatchDrop:
 
 
 class Shuffle:
-    """Level l: the cells of grid l change places."""
+    """The cells of a grid, which divides the picture, change places."""
 
-    def __init__(self, grids: Sequence[tuple[int, int]]) -> None:
-        self.grids = tuple(grids)
-        self.levels = len(self.grids)
+    levels = 1
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows, self.columns = rows, columns
 
     @property
     def key(self) -> str:
-        return f"shuffle {self.grids}"
+        return f"shuffle {self.rows} {self.columns}"
 
     def __call__(self, picture: ndarray, level: int, random: Generator) -> ndarray:
-        rows, columns = self.grids[level]
+        rows, columns = self.rows, self.columns
         height, width = picture.shape[0] // rows, picture.shape[1] // columns
         cells = (
             picture.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(rows * columns, height, width, 3)
@@ -88,22 +89,24 @@ class Occlusion:
         for model in session.models:
             if settings.occlusion_grid > model.look.size:
                 raise ValueError(f"{model.name} sees {model.look.size} pixels in a row: --occlusion-grid can't be more")
+        self.passes = session.passes(own, [CLEAN, self.change])
 
     def measure(self) -> Section:
-        (answers,) = self.session.ask(self.own, [self.change], "occlusion")
+        clean, hidden = self.session.ask(self.own, [CLEAN, self.change], "occlusion")
+        top1 = [own.top1 + found.top1 for own, found in zip(clean, hidden, strict=True)]  # of 0 to 9 tenths
         lines = {
-            model.name: [(level / TENTHS, value) for level, value in enumerate(found.top1)]
-            for model, found in zip(self.session.models, answers, strict=True)
+            model.name: [(tenths / TENTHS, value) for tenths, value in enumerate(own)]
+            for model, own in zip(self.session.models, top1, strict=True)
         }
-        half = Finding("top-1, half of it hidden", [found.top1[TENTHS // 2] for found in answers])
-        mean = Finding("mean over 1 to 9 tenths hidden", [sum(found.top1[1:]) / (TENTHS - 1) for found in answers])
+        half = Finding("top-1, half of it hidden", [own[TENTHS // 2] for own in top1])
+        mean = Finding("mean over 1 to 9 tenths hidden", [sum(own[1:]) / (TENTHS - 1) for own in top1])
         chart = Chart("Top-1 accuracy, %, with cells hidden", "part of the picture that is hidden", lines)
         grid = self.change.grid
         note = f"Random cells of a {grid}×{grid} grid are black, others for each image."
         if any(model.look.size % grid for model in self.session.models):
             note += " It does not divide the picture: some cells are a pixel larger."
-        seen = self.session.example(self.own, [self.change])[0]
-        strip = Strip("An image, so much of it hidden", {f"{10 * level} %": one for level, one in enumerate(seen)})
+        seen = [one for levels in self.session.example(self.own, [CLEAN, self.change]) for one in levels]
+        strip = Strip("An image, so much of it hidden", {f"{10 * tenths} %": one for tenths, one in enumerate(seen)})
         return Section("occlusion", "Occlusion", [half, mean], [chart], notes=[note], strips=[strip])
 
 
@@ -114,32 +117,32 @@ class Shuffling:
         self.session, self.own = session, own
         sides = [model.look.size for model in session.models]
         self.grids = [grid for grid in SHUFFLES if all(side % cells == 0 for side in sides for cells in grid)]
-        self.change = Shuffle(self.grids)
         self.left_out = [grid for grid in SHUFFLES if grid not in self.grids]
+        self.changes: list[AnyChange] = [CLEAN, *(Shuffle(*grid) for grid in self.grids)]
+        self.passes = session.passes(own, self.changes)
 
     def measure(self) -> Section:
-        if len(self.grids) == 1:
+        if not self.grids:
             return Section("shuffle", "Shuffling", [], notes=["No grid of cells divides the pictures: left out."])
-        (answers,) = self.session.ask(self.own, [self.change], "shuffling")
-        cells = [rows * columns for rows, columns in self.grids]
+        answers = self.session.ask(self.own, self.changes, "shuffling")  # [grid][model]
+        grids = [(1, 1), *self.grids]
+        cells = [rows * columns for rows, columns in grids]
         names = [model.name for model in self.session.models]
+        top1 = [[found.top1[0] for found in own] for own in zip(*answers, strict=True)]  # [model][grid]
         lines = {
-            name: [(float(np.log2(count)), value) for count, value in zip(cells, found.top1, strict=True)]
-            for name, found in zip(names, answers, strict=True)
+            name: [(float(np.log2(count)), value) for count, value in zip(cells, own, strict=True)]
+            for name, own in zip(names, top1, strict=True)
         }
         details = [
-            Finding(f"{rows}×{columns} cells", [found.top1[level] for found in answers])
-            for level, (rows, columns) in enumerate(self.grids)
+            Finding(f"{rows}×{columns} cells", [own[at] for own in top1]) for at, (rows, columns) in enumerate(grids)
         ]
-        mean = Finding("mean over shuffles", [sum(found.top1[1:]) / len(self.grids[1:]) for found in answers])
+        mean = Finding("mean over shuffles", [sum(own[1:]) / len(self.grids) for own in top1])
         chart = Chart("Top-1 accuracy, %, with cells shuffled", "log2 of the number of cells", lines)
         notes = ["The cells of each image change places at random; 1×1 is the clean picture."]
         if self.left_out:
             told = ", ".join(f"{rows}×{columns}" for rows, columns in self.left_out)
             notes.append(f"{told} cells do not divide the pictures and are left out.")
-        seen = self.session.example(self.own, [self.change])[0]
-        strip = Strip(
-            "An image, shuffled",
-            {f"{rows}×{columns}": one for (rows, columns), one in zip(self.grids, seen, strict=True)},
-        )
+        seen = [one for levels in self.session.example(self.own, self.changes) for one in levels]
+        captions = (f"{rows}×{columns}" for rows, columns in grids)
+        strip = Strip("An image, shuffled", dict(zip(captions, seen, strict=False)))
         return Section("shuffle", "Shuffling", [mean], [chart], details, notes, [strip])

@@ -58,7 +58,7 @@ class Judged:
     def look(self) -> Look:
         data = self.classifier.data
         interpolation = "bicubic" if data.interpolation == "random" else data.interpolation
-        return Look(data.image_size, data.test_crop, interpolation)
+        return Look(data.image_size, data.test_crop, interpolation, self.classifier.crop_mode)
 
     @cached_property
     def key(self) -> str:
@@ -74,8 +74,8 @@ class Judged:
         unknown = [name for name in classes if name not in places]
         if unknown:
             raise ValueError(
-                f"{self.name} knows {len(own)} classes, of which {few(unknown)} {'are' if len(unknown) > 1 else 'is'} "
-                f"none; the data has {len(classes)}"
+                f"{len(unknown)} of the data's {len(classes)} classes are unknown to {self.name}: {few(unknown)}; it "
+                f"knows {len(own)}, such as {', '.join(own[:3])}"
             )
         return [places[name] for name in classes]
 
@@ -101,7 +101,8 @@ def load_judged(
         classifier = load_classifier(model, own or start, image_size, classes, weights)
         classifier = replace(classifier, classes=wordnet_names(classifier.classes))
         data = classifier.data
-        found.append(Judged(label, FromPixels(classifier.model, data.mean, data.std).eval().to(device), classifier))
+        asked = FromPixels(classifier.model, data.mean, data.std).eval().requires_grad_(False).to(device)
+        found.append(Judged(label, asked, classifier))
     return found
 
 
@@ -126,7 +127,8 @@ def own_data(models: Sequence[Judged]) -> Data | None:
 
 def _labels(names: Sequence[str]) -> list[str]:
     """The last parts of their paths, if these differ."""
-    if len(set(names)) != len(names):
+    resolved = {str(Path(name).resolve()) if Path(name).is_dir() else name for name in names}
+    if len(resolved) != len(names):
         raise ValueError(f"a model comes twice in {', '.join(names)}")
     short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
     return short if len(set(short)) == len(short) else list(names)

@@ -12,7 +12,7 @@ from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
 from labelflow.robust.judged import Judged
 from labelflow.robust.results import Finding, Section
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, folders_in, imagenet_classes, of_classes
 
 VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -35,9 +35,7 @@ class NaturalSets:
 
 def open_v2(folder: Path) -> list[Set]:
     """Its folders are numbers of classes, which sort as numbers."""
-    variants = sorted(
-        entry.name for entry in os.scandir(folder) if entry.name.startswith("imagenetv2-") and entry.is_dir()
-    )
+    variants = [name for name in folders_in(folder) if name.startswith("imagenetv2-")]
     if variants:
         return [found for name in variants for found in open_v2(folder / name)]
     classes, names = imagenet_classes(), _folders(folder)
@@ -104,17 +102,19 @@ class Natural:
     def __init__(self, session: Session, settings: NaturalSets) -> None:
         self.session = session
         self.sets: list[Set] = []
+        given = {name: getattr(settings, name) for name in NATURAL if getattr(settings, name)}
+        if not given:
+            raise ValueError(f"the natural suite needs a folder at least of: {', '.join(map(flag, NATURAL))}")
         for model in session.models:
             check_imagenet(model)
-        for name, opened in NATURAL.items():
-            folder = getattr(settings, name)
-            if folder:
-                if not Path(folder).is_dir():
-                    raise ValueError(f"there is no folder {folder}, which --{name.replace('_', '-')} names")
-                self.sets += map(session.pick, opened(Path(folder)))
-        if not self.sets:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in NATURAL)
-            raise ValueError(f"the natural suite needs a folder at least of: {flags}")
+        for name, folder in given.items():
+            if not Path(folder).is_dir():
+                raise ValueError(f"there is no folder {folder}, which {flag(name)} names")
+            try:
+                self.sets += map(session.pick, NATURAL[name](Path(folder)))
+            except ValueError as error:
+                raise ValueError(f"{flag(name)}: {error}") from None
+        self.passes = sum(map(session.passes, self.sets))
 
     def measure(self) -> Section:
         findings = []
@@ -130,6 +130,15 @@ class Natural:
                 answered = sum(map(bool, found.truths))
                 notes.append(f"{found.name}: {answered} of {len(found.truths)} images have an answer, and count.")
         return Section("natural", "Natural shifts", findings, notes=notes)
+
+
+def flag(name: str) -> str:
+    """Of a setting.
+
+    >>> flag("imagenet_a")
+    '--imagenet-a'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def check_imagenet(model: Judged) -> None:
@@ -156,7 +165,7 @@ def _of_wordnet(title: str, folder: Path, subset: str) -> Set:
 
 
 def _folders(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    names = folders_in(folder)
     if not names:
         raise ValueError(f"{folder} has no class folders")
     return names

@@ -78,12 +78,17 @@ STYLE = """
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; list-style: none; }
 .legend li::before { content: "●"; margin-right: .35rem; } .note { color: var(--soft); font-size: .9rem; }
 .sample figcaption { margin-bottom: .4rem; font-weight: 600; } summary { cursor: pointer; margin: .75rem 0; }
+.reference { color: var(--soft); }
 """
-STANDALONE = """<style>text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
+STANDALONE = """text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
 .title { font-weight: 600; fill: #1c1f23; font-size: 12px; } polyline { stroke-width: 1.8; stroke-linejoin: round; }
 .rule { stroke: #e3e5e8; } .line-0 { color: #0b7f86; } .line-1 { color: #c2570c; } .line-2 { color: #7a4fc0; }
-.line-3 { color: #5f7a13; } .line-4 { color: #b3267a; } .line-5 { color: #7d6a55; }</style>
-<rect width="100%" height="100%" fill="#fff"/>"""
+.line-3 { color: #5f7a13; } .line-4 { color: #b3267a; } .line-5 { color: #7d6a55; } .reference { color: #5d646d; }
+"""
+DASHES = """.line-1 polyline { stroke-dasharray: 8 3; } .line-2 polyline { stroke-dasharray: 4 3; }
+.line-3 polyline { stroke-dasharray: 8 3 2 3; } .line-4 polyline { stroke-dasharray: 12 3; }
+.line-5 polyline { stroke-dasharray: 2 2; } .reference { stroke-dasharray: 2 3; }
+"""  # so that lines one upon the other can be told
 
 
 def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section], facts: Sequence[str]) -> None:
@@ -95,7 +100,7 @@ def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section]
 {"".join(_section(names, section) for section in sections if section.charts or section.details or section.notes)}
 </main>"""
     with whole_file(path) as draft:
-        draft.write_text(document("Robustness", body, STYLE), encoding="utf-8")
+        draft.write_text(document("Robustness", body, STYLE + DASHES), encoding="utf-8")
 
 
 def _section(names: Sequence[str], section: Section) -> str:
@@ -135,7 +140,15 @@ def _strip(strip: Strip) -> str:
 
 
 def _drawn(chart: Chart) -> str:
-    return line_chart(chart.title, chart.lines, across=chart.across, legend=False)
+    return line_chart(
+        chart.title,
+        chart.lines,
+        from_zero=True,
+        across=chart.across,
+        legend=False,
+        reach=chart.reach,
+        reference=chart.reference,
+    )
 
 
 def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns: int = 3) -> None:
@@ -156,7 +169,9 @@ def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     with whole_file(path) as draft:
         draft.write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STANDALONE}{"".join(parts)}</svg>\n', encoding="utf-8"
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STANDALONE}{DASHES}</style>'
+            f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n',
+            encoding="utf-8",
         )
 
 

@@ -57,6 +57,7 @@ class Look:
     size: int
     crop: float
     interpolation: str
+    crop_mode: str  # timm's
 
 
 class Picture(NamedTuple):
@@ -79,7 +80,11 @@ class Pictures(Dataset[Picture]):
         self.source, self.changes, self.seed, self.size = found.source, changes, seed, look.size
         crop = 1.0 if found.cropped else look.crop
         self.transform = create_transform(
-            look.size, crop_pct=crop, interpolation=look.interpolation, use_prefetcher=True
+            look.size,
+            crop_pct=crop,
+            crop_mode=look.crop_mode,
+            interpolation=look.interpolation,
+            use_prefetcher=True,
         )  # as far as uint8 (3, S, S)
 
     def __getitem__(self, draw: tuple[int, int]) -> Picture:
@@ -104,20 +109,21 @@ class Pictures(Dataset[Picture]):
 
 
 class _Batches:
-    """(change, image): change by change, so many pictures at once."""
+    """(change, image): change by change, from an image of its own on, so many pictures at once."""
 
-    def __init__(self, images: int, changes: Sequence[AnyChange], batch: int) -> None:
-        self.images, self.changes, self.batch = images, changes, batch
+    def __init__(self, images: int, changes: Sequence[AnyChange], batch: int, firsts: Sequence[int]) -> None:
+        self.images, self.changes, self.batch, self.firsts = images, changes, batch, firsts
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for number, change in enumerate(self.changes):
+        for number, (change, start) in enumerate(zip(self.changes, self.firsts, strict=True)):
             step = max(1, self.batch // change.levels)
-            for first in range(0, self.images, step):
+            for first in range(start, self.images, step):
                 yield [(number, index) for index in range(first, min(first + step, self.images))]
 
 
-def load_pictures(pictures: Pictures, batch: int, workers: int) -> "DataLoader[Batch]":
-    batches = _Batches(len(pictures.source), pictures.changes, batch)
+def load_pictures(pictures: Pictures, batch: int, workers: int, firsts: Sequence[int] = (0,)) -> "DataLoader[Batch]":
+    """firsts: the image at which each change begins."""
+    batches = _Batches(len(pictures.source), pictures.changes, batch, firsts)
     return make_loader(pictures, _collate, workers, batch_sampler=batches)
 
 

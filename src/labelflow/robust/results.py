@@ -39,6 +39,8 @@ class Chart:
     title: str
     across: str  # what goes from left to right
     lines: dict[str, list[Point]]
+    reach: float | None = None  # how high it is at least, to be compared with those beside it
+    reference: Sequence[Point] = ()  # a line to compare with
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from labelflow.analysis.relevance import relevance
 from labelflow.analysis.subjects import load_subject
 from labelflow.robust.judged import FromPixels, with_weights
-from labelflow.robust.pictures import LateChange
+from labelflow.robust.pictures import CLEAN, LateChange
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set, digest
@@ -38,9 +38,9 @@ def foreground(maps: Tensor, parts: Tensor) -> Tensor:
 
 
 class SalientCells(LateChange):
-    """Levels 0 to 9: the cells that hold 1 to 10 tenths of the relevance are black; 10 to 19: all others are."""
+    """Levels 0 to 9: the cells that hold 1 to 10 tenths of the relevance are black; 10 to 18: all but 1 to 9 tenths."""
 
-    levels = 2 * len(TENTHS)
+    levels = 2 * len(TENTHS) - 1  # all but all of it is the clean picture
 
     def __init__(self, model: FromPixels, size: int) -> None:
         """model: a ViT, which sees size×size pixels."""
@@ -50,7 +50,7 @@ class SalientCells(LateChange):
     def spread(self, pictures: Tensor) -> Tensor:
         maps = self.relevance(pictures)
         front = foreground(maps.flatten(1), TENTHS)  # (B, 10, n)
-        hidden = torch.cat([front, ~front], 1).unflatten(2, maps.shape[1:])  # (B, L, h, w)
+        hidden = torch.cat([front, ~front[:, :-1]], 1).unflatten(2, maps.shape[1:])  # (B, L, h, w)
         pairs = zip(pictures.shape[2:], maps.shape[1:], strict=True)
         rows, columns = (torch.arange(side, device=maps.device) * cells // side for side, cells in pairs)
         cells = hidden[:, :, rows][:, :, :, columns]  # (B, L, S, S)
@@ -83,35 +83,39 @@ class Salient:
             raise ValueError("this suite needs a ViT that tells what matters: --salient RUN|MODEL")
         self.session, self.own, self.name = session, own, model
         self.change = load_salient(model, "pretrained", session.device)
+        self.passes = session.passes(own, [CLEAN, self.change])
 
     def measure(self) -> Section:
-        (answers,) = self.session.ask(self.own, [self.change], "salient cells")
-        count, names = len(TENTHS), [model.name for model in self.session.models]
-        halves = {"hidden": slice(0, count), "left": slice(count, 2 * count)}
-        titles = {"hidden": "the salient cells hidden", "left": "only the salient cells left"}
-        tenths = TENTHS.tolist()
+        clean, changed = self.session.ask(self.own, [CLEAN, self.change], "salient cells")
+        count, tenths, names = len(TENTHS), TENTHS.tolist(), [model.name for model in self.session.models]
+        pairs = list(zip(clean, changed, strict=True))
+        top1 = {  # [model][tenth]
+            "the salient cells hidden": [found.top1[:count] for _, found in pairs],
+            "only the salient cells left": [found.top1[count:] + own.top1 for own, found in pairs],
+        }
         findings = [
-            Finding(f"top-1, {title}, half of the relevance", [found.top1[halves[half]][4] for found in answers])
-            for half, title in titles.items()
+            Finding(f"top-1, {title}, half of the relevance", [own[count // 2 - 1] for own in values])
+            for title, values in top1.items()
         ]
         charts = [
             Chart(
                 f"Top-1 accuracy, %, {title}",
                 "part of the relevance in these cells",
-                {
-                    name: list(zip(tenths, found.top1[halves[half]], strict=True))
-                    for name, found in zip(names, answers, strict=True)
-                },
+                {name: list(zip(tenths, own, strict=True)) for name, own in zip(names, values, strict=True)},
             )
-            for half, title in titles.items()
+            for title, values in top1.items()
         ]
-        notes = [f"What is salient is told by attention rollout through {self.name}, of each picture, for all models."]
-        (seen,) = self.session.example(self.own, [self.change]) or [[]]
-        strips = [
-            Strip(
-                f"An image, {title}",
-                {f"{part:.0%}": one for part, one in zip(tenths, seen[halves[half]], strict=False)},
-            )
-            for half, title in titles.items()
+        note = f"What is salient is told by attention rollout through {self.name}, of each picture, for all models."
+        return Section("salient", "Salient cells", findings, charts, notes=[note], strips=self._strips(list(top1)))
+
+    def _strips(self, titles: list[str]) -> list[Strip]:
+        seen = self.session.example(self.own, [self.change, CLEAN])
+        if not seen:
+            return []
+        pictures, count = [one for levels in seen for one in levels], len(TENTHS)
+        captions = [f"{part:.0%}" for part in TENTHS.tolist()]
+        halves = (pictures[:count], pictures[count:])
+        return [
+            Strip(f"An image, {title}", dict(zip(captions, half, strict=True)))
+            for title, half in zip(titles, halves, strict=True)
         ]
-        return Section("salient", "Salient cells", findings, charts, notes=notes, strips=strips)

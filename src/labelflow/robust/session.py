@@ -1,24 +1,20 @@
 """Asks models about pictures. What was asked once is kept on disk, under a key of all that decides the answer."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from labelflow.data import Unreadable
 from labelflow.engine.progress import Counted
-from labelflow.engine.run import whole_file
-from labelflow.robust.answers import Answers, join, summarise
+from labelflow.robust.answers import Answers
 from labelflow.robust.judged import Judged
+from labelflow.robust.kept import Incoming, read_kept
 from labelflow.robust.pictures import CLEAN, AnyChange, LateChange, Look, Pictures, load_pictures
 from labelflow.robust.sets import Set, chosen, digest
 
@@ -41,23 +37,29 @@ class Session:
     quiet: bool = False
     samples: int = 0  # of a set's images; 0: all
     asked: int = field(default=0, init=False)  # pictures that passed through a model
+    recalled: int = field(default=0, init=False)  # pictures whose answers were there before
+    attacked: int = field(default=0, init=False)  # forward passes of attacks
 
     def ask(self, found: Set, changes: Sequence[AnyChange] = (CLEAN,), title: str = "") -> list[list[Answers]]:
         """What each model says of a set under each change: [change][model]."""
-        pictures = {change: change.levels * len(found.source) for change in changes}
-        total = len(self.models) * sum(pictures.values())
+        total = self.passes(found, changes)
         with Counted(title or found.name, "pictures", total, quiet=self.quiet) as progress:
             if len(found.source) >= MANY:
                 progress.say(f"{found.name}: {len(found.source)} images are read once for their key")
             paths = {(model, change): self._path(model, found, change) for model in self.models for change in changes}
             missing = [pair for pair, path in paths.items() if read_kept(path) is None]
-            done = total - sum(pictures[change] for _, change in missing)
+            done = total - sum(change.levels * len(found.source) for _, change in missing)
             (progress.skip if missing else progress.pass_over)(done)
+            self.recalled += done
             unreadable = Unreadable(self.skip_unreadable, progress.say)
             for look in dict.fromkeys(model.look for model, _ in missing):
                 alike = [(model, change) for model, change in missing if model.look == look]
                 self._ask_alike(found, look, alike, paths, progress, unreadable)
         return [[self._read(paths[model, change], found) for model in self.models] for change in changes]
+
+    def passes(self, found: Set, changes: Sequence[AnyChange] = (CLEAN,)) -> int:
+        """How many pictures pass through models if no answer is there yet."""
+        return len(self.models) * len(found.source) * sum(change.levels for change in changes)
 
     def example(self, found: Set, changes: Sequence[AnyChange]) -> list[list[ndarray]]:
         """What the first model sees of the first image that can be read: [change][level], uint8 (S, S, 3)."""
@@ -88,28 +90,31 @@ class Session:
     ) -> None:
         """Models that see alike, from one loader."""
         changes = list(dict.fromkeys(change for _, change in missing))
-        loader = iter(load_pictures(Pictures(found, look, changes, self.seed), self._batch(look), self.workers))
-        for change in changes:
-            models = [model for model, other in missing if other is change]
-            columns = {model: self.columns(model, found) for model in models}
-            parts: dict[Judged, list[Any]] = {model: [] for model in models}
-            labels: list[Tensor] = []
-            counts: list[Tensor] = []
-            images = 0
-            while images < len(found.source):
-                batch = next(loader)
-                unreadable(batch.problems)
-                seen = self._arrived(batch.pictures, change)
-                for model in models:
-                    parts[model].append(summarise(self.logits(model, seen, columns[model])))
-                    progress.advance(len(seen))
-                    self.asked += len(seen)
-                labels.append(batch.labels)
-                counts.append(batch.counts)
-                images += len(batch.labels)
-            for model in models:
-                answers = join(parts[model], change.levels, torch.cat(labels), torch.cat(counts))
-                write_kept(paths[model, change], vars(answers))
+        asked = {change: {one.name: one for one, other in missing if other is change} for change in changes}
+        incoming = {
+            change: Incoming({name: paths[model, change] for name, model in models.items()}, change.levels)
+            for change, models in asked.items()
+        }
+        firsts = [incoming[change].images for change in changes]
+        pictures = Pictures(found, look, changes, self.seed)
+        loader = iter(load_pictures(pictures, self._batch(look), self.workers, firsts))
+        for change, models in asked.items():
+            columns = {name: self.columns(model, found) for name, model in models.items()}
+            begun = incoming[change].images * change.levels * len(models)
+            progress.pass_over(begun)
+            self.recalled += begun
+            with incoming[change] as coming:
+                while coming.images < len(found.source):
+                    batch = next(loader)
+                    unreadable(batch.problems)
+                    seen = self._arrived(batch.pictures, change)
+                    logits = {}
+                    for name, model in models.items():
+                        logits[name] = self.logits(model, seen, columns[name])
+                        progress.advance(len(seen))
+                    self.asked += len(models) * len(seen)
+                    coming.add(logits, batch.labels, batch.counts)
+                coming.finish()
 
     def columns(self, model: Judged, found: Set) -> Tensor | None:
         """The places of a set's classes in a model's logits; None: all of them, one by one."""
@@ -122,7 +127,7 @@ class Session:
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         with torch.autocast(self.device.type, precision) if precision else nullcontext():
             logits = model.model(seen).float()
-        return (logits if columns is None else logits[:, columns]).cpu()
+        return logits if columns is None else logits[:, columns]
 
     def _read(self, path: Path, found: Set) -> Answers:
         """With the set's own labels: other sets may have others for the same images."""
@@ -146,17 +151,3 @@ class Session:
         asked = (model.key, str(model.look), str(model.columns(found.classes)), self.precision)
         about = (found.key, str(found.cropped), change.key, chance)
         return self.folder / f"{digest(FORMAT, *asked, *about)}.safetensors"
-
-
-def write_kept(path: Path, values: Mapping[str, ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path, mark=f".{os.getpid()}") as draft:  # another command may write the same
-        save_file({name: np.ascontiguousarray(value) for name, value in values.items()}, draft)
-
-
-def read_kept(path: Path) -> dict[str, ndarray] | None:
-    """None: it is not there, or damaged."""
-    try:
-        return load_file(path)
-    except (FileNotFoundError, SafetensorError):
-        return None

@@ -7,8 +7,8 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from labelflow.chance import generator
 from labelflow.data import Data, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
 from labelflow.data.sources import SOURCES
+
+FEW = 64  # images that tell a data set from another one
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,13 @@ class Set:
     truths: Sequence[frozenset[int]] = ()  # where an image may have several right answers
 
     @cached_property
+    def contents(self) -> list[str]:
+        """What is in each image: the same for the same ones, wherever they lie and whatever their labels are."""
+        return _contents(self.source, range(len(self.source)))
+
+    @cached_property
     def key(self) -> str:
-        """The same for the same images, wherever they lie and whatever their labels are."""
-        return digest(*_contents(self.source))
+        return digest(*self.contents)
 
     @cached_property
     def draws(self) -> str:
@@ -107,8 +113,13 @@ def all_images(root: Path) -> Listed:
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}")
     root = first_folder(root, SPLITS["val"]) or root
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    names = folders_in(root)
     return of_classes(root, names, {name: label for label, name in enumerate(names)})
+
+
+def folders_in(root: Path) -> list[str]:
+    """Their names, but for hidden ones."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
 
 
 def of_classes(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -> Listed:
@@ -124,8 +135,11 @@ def of_classes(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -
 def _of_table(root: Path, classes: tuple[str, ...]) -> Listed:
     """`labels.csv` says the class of each file, by its name or, where no name is a number, by its number."""
     table = root / "labels.csv"
-    with open(table, newline="", encoding="utf-8-sig") as file:
-        rows = [(row.get("file"), row.get("class")) for row in csv.DictReader(file)]
+    try:
+        with open(table, newline="", encoding="utf-8-sig") as file:
+            rows = [(row.get("file"), row.get("class")) for row in csv.DictReader(file)]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{table} is not in UTF-8: {error}") from None
     below = image_files(root)
     places = {path: path for path in below}
     for path in below:  # by its last part alone, where that says which
@@ -156,9 +170,13 @@ def chosen(found: Set, samples: int, seed: int) -> Set:
     if not samples or samples >= len(found.source):
         return found
     order = torch.randperm(len(found.source), generator=generator(seed)).tolist()
-    places = sorted(order[:samples])
+    return part_of(found, sorted(order[:samples]))
+
+
+def part_of(found: Set, places: Sequence[int]) -> Set:
+    """The images in these places."""
     truths = [found.truths[place] for place in places] if found.truths else ()
-    return Set(found.name, Part(found.source, places), found.classes, found.notes, found.cropped, truths)
+    return replace(found, source=Part(found.source, places), truths=truths)
 
 
 def digest(*parts: str) -> str:
@@ -179,16 +197,23 @@ def files_digest(paths: Sequence[str]) -> list[str]:
         return list(pool.map(_file_digest, paths))
 
 
-def _contents(source: Source) -> list[str]:
-    """What is in each image. Data sets that are not files are taken at their word."""
-    samples = _samples(source)
-    if samples is not None:
-        return files_digest([path for path, _ in samples])
+def _contents(source: Source, places: Sequence[int]) -> list[str]:
+    """What is in the images in these places, of files; of other data sets, which they are."""
     if isinstance(source, Part):
-        return [*_contents(source.whole), *map(str, source.places)]
-    if isinstance(source, World):
-        return [str(vars(source))]
-    return [source.name(0), str(len(source))]
+        return _contents(source.whole, [source.places[place] for place in places])
+    if isinstance(source, Listed):
+        return files_digest([source.samples[place][0] for place in places])
+    whole = str(vars(source)) if isinstance(source, World) else _spread_digest(source)
+    return [f"{whole} {place}" for place in places]
+
+
+def _spread_digest(source: Source) -> str:
+    """Of a data set that is no files: a few images of it, which tell it from another one of its name and length."""
+    step = max(1, len(source) // FEW)
+    loaded = [source.load(place) for place in range(0, len(source), step)]
+    seen = [digest(str(label), str(image.size), image.tobytes().hex()) for image, label in loaded]
+    fingerprint = getattr(getattr(source, "dataset", None), "_fingerprint", "")  # of Hugging Face's
+    return digest(source.name(0), str(len(source)), str(fingerprint), *seen)
 
 
 def _samples(source: Source) -> list[tuple[str, int]] | None:
@@ -201,13 +226,7 @@ def _samples(source: Source) -> list[tuple[str, int]] | None:
 
 def _file_digest(path: str) -> str:
     try:
-        status = os.stat(path)
-        return _digest_once(path, status.st_size, status.st_mtime_ns)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:  # which is told when the image is read
         return f"unreadable: {error.strerror}"
-
-
-@cache
-def _digest_once(path: str, size: int, changed: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

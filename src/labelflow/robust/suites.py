@@ -8,7 +8,7 @@ from labelflow.robust.attacked import Attacked, Attacking
 from labelflow.robust.calibration import Calibration
 from labelflow.robust.corrupted import Corrupted, Corrupting
 from labelflow.robust.hidden import Hiding, Occlusion, Shuffling
-from labelflow.robust.natural import NATURAL, Natural, NaturalSets
+from labelflow.robust.natural import NATURAL, Natural, NaturalSets, flag
 from labelflow.robust.results import Finding, Section, uncertainty
 from labelflow.robust.salient import Salient
 from labelflow.robust.session import Session
@@ -29,6 +29,11 @@ class Settings:
 class Suite(Protocol):
     """Whatever could be wrong with its settings and data is told when it is made, before any work is done."""
 
+    @property
+    def passes(self) -> int:
+        """Forward passes of a picture, at most: what was asked before is not asked again."""
+        ...
+
     def measure(self) -> Section: ...
 
 
@@ -37,6 +42,7 @@ class CleanImages:
 
     def __init__(self, session: Session, own: Set) -> None:
         self.session, self.own = session, own
+        self.passes = session.passes(own)
 
     def measure(self) -> Section:
         (answers,) = self.session.ask(self.own, title="clean images")
@@ -72,13 +78,27 @@ SUITES: dict[str, Callable[[Session, Set | None, Settings], Suite]] = {
 }
 
 
+def _asking_for(settings: Settings) -> dict[str, list[str]]:
+    """The flags that were given and ask for a suite."""
+    corrupting = settings.corrupting
+    return {
+        "natural": [flag(name) for name in NATURAL if getattr(settings.natural, name)],
+        "corruptions": [flag(name) for name in ("imagenet_c", "frost", "corruptions") if getattr(corrupting, name)],
+        "salient": ["--salient"] * bool(settings.hiding.salient),
+    }
+
+
 def choose_suites(text: str, own: Set | None, settings: Settings) -> list[str]:
     """The names in a text such as 'corruptions,attack'; of an empty one, all for which there are images."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names:
-        return list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
+        chosen = list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
+        for name, given in _asking_for(settings).items():
+            if given and name not in chosen:
+                raise ValueError(f"{given[0]} is for the suite {name}, which --suite {text} leaves out")
+        return chosen
     without = {  # what they need is not given
-        "natural": not any(getattr(settings.natural, name) for name in NATURAL),
+        "natural": not _asking_for(settings)["natural"],
         "corruptions": own is None and not settings.corrupting.imagenet_c,
         "salient": own is None or not settings.hiding.salient,
     }

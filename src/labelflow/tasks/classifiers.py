@@ -27,6 +27,7 @@ class Classifier:
     classes: tuple[str, ...]
     data: Data  # image size, crop, interpolation, mean and std; of a run, its images, too
     folder: Path | None = None  # of a run
+    crop_mode: str = "center"  # timm's: center, squash or border
 
 
 def load_classifier(
@@ -61,7 +62,8 @@ def load_classifier(
         std=tuple(seen["std"]),
     )
     origin = _fingerprint(start) if start_is_file else start
-    return Classifier(model, network, origin, _names(network, classes, known=not start_is_file), data)
+    names = _names(network, classes, known=not start_is_file)
+    return Classifier(model, network, origin, names, data, crop_mode=seen.get("crop_mode") or "center")
 
 
 def _of_run(folder: Path, image_size: int, weights: str) -> Classifier:

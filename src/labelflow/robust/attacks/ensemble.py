@@ -64,12 +64,12 @@ def run_attacks(
     attacks: Sequence[tuple[str, Attack]],
     batch: Batch,
     ball: Ball,
-    tick: Callable[[float], None] = lambda done: None,
+    tick: Callable[[int], None] = lambda passes: None,
 ) -> Outcome:
     """Which attack each image falls to first. The model maps images in [0, 1] to logits, and is asked in eval mode.
 
     An image has fallen if the model is wrong on the moved image, asked once more at the end of the attack.
-    tick: hears which part of the work is done, from 0 to 1.
+    tick: hears of forward passes of an image, which are `most_passes` at most for each.
 
     >>> model = lambda images: torch.stack([images.mean((1, 2, 3)), 1 - images.mean((1, 2, 3))], 1)
     >>> grey = Batch(torch.full((2, 3, 8, 8), 0.55), torch.tensor([0, 1]), keys=[0, 1])
@@ -78,38 +78,25 @@ def run_attacks(
     """
     check(batch)
     with evaluating(model):
-        logits = Victim(model).logits(batch.images)
+        victim = Victim(model, tick)
+        logits = victim.logits(batch.images)
         classes = logits.shape[1]
         if not ((batch.labels >= 0) & (batch.labels < classes)).all():
             raise ValueError(f"labels are from 0 to {classes - 1}, the model's classes; not {batch.labels.tolist()}")
         fallen = torch.where(logits.argmax(1) == batch.labels, SURVIVES, WRONG_BEFORE)
         images = batch.images.clone()
-        progress = Progress([attack.passes(classes) + FORWARD for _, attack in attacks], tick)
-        victim = Victim(model, progress.add)
         for number, (_, attack) in enumerate(attacks, 1):
             rows = (fallen == SURVIVES).nonzero()[:, 0]
             if len(rows):
                 moved = attack(victim, batch.at(rows), ball)
                 wrong = victim.logits(moved).argmax(1) != batch.labels[rows]
                 fallen[rows[wrong]], images[rows[wrong]] = number, moved[wrong]
-            progress.reach(number)
     return Outcome(fallen, images)
 
 
-class Progress:
-    """How much of several pieces of work is done, each known by what it costs at most."""
-
-    def __init__(self, costs: Sequence[int], tick: Callable[[float], None]) -> None:
-        self.costs, self.tick, self.done = costs, tick, 0
-
-    def add(self, cost: int) -> None:
-        self.done += cost
-        self.tick(self.done / sum(self.costs))
-
-    def reach(self, pieces: int) -> None:
-        """The first pieces are done, whatever they did cost."""
-        self.done = sum(self.costs[:pieces])
-        self.tick(self.done / sum(self.costs))
+def most_passes(attacks: Sequence[tuple[str, Attack]], classes: int) -> int:
+    """Forward passes of an image that survives all of them."""
+    return FORWARD + sum(attack.passes(classes) + FORWARD for _, attack in attacks)
 
 
 def check(batch: Batch) -> None:

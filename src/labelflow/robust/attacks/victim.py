@@ -59,7 +59,7 @@ class Slope(NamedTuple):
 
 
 class Victim:
-    """A model from images in [0, 1] to logits. `tick` hears of every question and what it cost in forward passes."""
+    """A model from images in [0, 1] to logits. `tick` hears what each question cost, in forward passes of an image."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], tick: Callable[[int], None] = lambda cost: None) -> None:
         self.model, self.tick = model, tick
@@ -86,7 +86,7 @@ class Victim:
             raise ValueError(f"an attack needs logits of at least two classes, (B, C); the model's: {logits.shape}")
         if not logits.isfinite().all():
             raise ValueError("the model's logits are not finite (NaN or infinite): how robust it is cannot be told")
-        self.tick(cost)
+        self.tick(cost * len(images))
         return logits
 
 
@@ -101,7 +101,7 @@ class Attack(Protocol):
     """Moves images within a ball so that a model gets them wrong: its best points, whether they do or not."""
 
     def passes(self, classes: int) -> int:
-        """What it costs at most, in forward passes."""
+        """What an image costs at most, in forward passes."""
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor: ...
 

@@ -15,11 +15,21 @@ from numpy.random import Generator
 from PIL import Image
 
 from labelflow.robust.corruptions import blur, digital, noise, weather
-from labelflow.robust.corruptions.ice import textures_in
+from labelflow.robust.corruptions.ice import read_texture, textures_in
 from labelflow.robust.corruptions.parts import check_installed
 from labelflow.spec import known
 
-__all__ = ["CORRUPTIONS", "EXTRA", "GROUPS", "IMAGENET_C", "STYLES", "check_installed", "corrupt", "textures_in"]
+__all__ = [
+    "CORRUPTIONS",
+    "EXTRA",
+    "GROUPS",
+    "IMAGENET_C",
+    "STYLES",
+    "check_installed",
+    "corrupt",
+    "read_texture",
+    "textures_in",
+]
 
 SMALLEST = 32  # pixels
 CORRUPTIONS: dict[str, Callable[..., ndarray]] = {

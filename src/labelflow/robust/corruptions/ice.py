@@ -37,18 +37,18 @@ def texture(number: int, folder: str | Path | None, height: int, width: int, res
 @lru_cache(maxsize=10)
 def _texture(number: int, file: str, scale: float) -> ndarray:
     if scale == 1:
-        return read(file) if file else made(number)
+        return read_texture(file) if file else made(number)
     cv2 = opencv()
     ice = _texture(number, file, 1.0)
     size = [int(np.ceil(side * scale)) for side in (ice.shape[1], ice.shape[0])]
     return cv2.resize(ice, size, interpolation=cv2.INTER_CUBIC)
 
 
-def read(file: str) -> ndarray:
+def read_texture(file: str) -> ndarray:
     """A photograph, RGB."""
     pixels = opencv().imread(file) if Path(file).is_file() else None
     if pixels is None:
-        raise ValueError(f"no texture of frost in {file}; a folder for frost has {', '.join(FILES)}")
+        raise ValueError(f"{file} is no image that can be read; a folder for frost has {', '.join(FILES)}")
     return np.ascontiguousarray(pixels[..., ::-1])
 
 
