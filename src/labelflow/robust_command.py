@@ -57,7 +57,7 @@ class Robust:
     """Where torchvision and Hugging Face keep their files; '' is data, or what the runs had."""
     as_json: bool = False
     """Print JSON, for programs."""
-    settings: Annotated[Settings, OmitArgPrefixes] = field(default_factory=Settings)
+    settings: Annotated[Settings, OmitArgPrefixes, arg(name="")] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 0), ("batch", 0), ("image_size", 0), ("seed", 0), ("workers", -1)):
@@ -65,7 +65,7 @@ class Robust:
                 raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
 
 
-def robust(options: Annotated[Robust, OmitArgPrefixes]) -> None:
+def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
     """How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side.
     Example: labelflow robust runs/plain runs/tl_align --suite clean,corruptions,attack
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from tyro.conf import arg
 
 from labelflow.robust.attacked import Attacked, Attacking
 from labelflow.robust.calibration import Calibration
@@ -18,12 +20,12 @@ from labelflow.spec import known
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the suites."""
+    """Of the suites, under the names that --help gives them."""
 
-    natural: NaturalSets = field(default_factory=NaturalSets)
-    corrupting: Corrupting = field(default_factory=Corrupting)
-    attacking: Attacking = field(default_factory=Attacking)
-    hiding: Hiding = field(default_factory=Hiding)
+    natural: Annotated[NaturalSets, arg(name="natural")] = field(default_factory=NaturalSets)
+    corrupting: Annotated[Corrupting, arg(name="corruption")] = field(default_factory=Corrupting)
+    attacking: Annotated[Attacking, arg(name="attack")] = field(default_factory=Attacking)
+    hiding: Annotated[Hiding, arg(name="occlusion")] = field(default_factory=Hiding)
 
 
 class Suite(Protocol):
