@@ -94,7 +94,7 @@ DASHES = """.line-1 polyline { stroke-dasharray: 8 3; } .line-2 polyline { strok
 def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section], facts: Sequence[str]) -> None:
     names = [model.name for model in models]
     legend = "".join(f'<li class="line-{at}">{escape(name)}</li>' for at, name in enumerate(names))
-    body = f"""<header><h1>Robustness of {escape(" and ".join(names))}</h1>
+    body = f"""<header><h1>Robustness of {escape(", ".join(names))}</h1>
 <p>{"<br>".join(map(escape, facts))}</p><ul class="legend">{legend}</ul></header>
 <main><section><h2>In short</h2>{_table(names, {section.title: section.findings for section in sections})}</section>
 {"".join(_section(names, section) for section in sections if section.charts or section.details or section.notes)}
