@@ -88,7 +88,7 @@ class Calibration:
         }
         charts = [
             Chart(
-                "Accuracy, %, over confidence; exact on the dotted line",
+                "Accuracy, %, by confidence (dotted: exact)",
                 "confidence, %",
                 diagrams,
                 reference=((0.0, 0.0), (100.0, 100.0)),

@@ -153,7 +153,7 @@ def _drawn(chart: Chart) -> str:
 
 def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns: int = 3) -> None:
     """All charts, as a picture of its own."""
-    title, head = 18, 26
+    title, head = 28, 26
     rows = -(-len(charts) // columns)
     width, height = min(columns, len(charts)) * WIDTH, head + rows * (HEIGHT + title)
     parts, start = [], 10.0
@@ -163,7 +163,7 @@ def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns
         start += 34 + 6.5 * len(name)
     for at, chart in enumerate(charts):
         x, y = at % columns * WIDTH, head + at // columns * (HEIGHT + title)
-        parts.append(f'<text class="title" x="{x + 10}" y="{y + 12}">{escape(chart.title)}</text>')
+        parts.append(f'<text class="title" x="{x + 10}" y="{y + 22}">{escape(chart.title)}</text>')
         place = f'<svg x="{x}" y="{y + title}" width="{WIDTH}" height="{HEIGHT}" '
         parts.append(_drawn(chart).replace("<svg ", place, 1))
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
