@@ -1,5 +1,6 @@
 """What matters is hidden, or all else: against a naive loop, and from the command's side."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from labelflow.analysis.relevance import relevance
 from labelflow.robust.hidden import Hiding
 from labelflow.robust.judged import FromPixels
-from labelflow.robust.pictures import CLEAN
+from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
 from labelflow.robust.salient import TENTHS, Salient, SalientCells, foreground, load_salient
 from labelflow.robust.suites import Settings, choose_suites
 from robust.asking import CPU, MODEL, opened, session
@@ -75,6 +76,9 @@ def test_answers_under_each_level(cells: SalientCells, folder: Path, tmp_path: P
     assert asking.asked == 9 * 20
     assert (hidden.logits[10] != clean.logits[0]).any()
     assert (hidden.places[9] == hidden.places[9, 0]).all()  # nothing is seen: the same answer always
+    pictures = Pictures(found, asking.models[0].look, [cells, CLEAN], 0)
+    assert len(pickle.dumps(pictures)) < 50_000  # no model goes to workers, which may be other processes
+    assert len(next(iter(load_pictures(pictures, 40, 0, [0, 0]))).labels) == 2  # 38 pictures at once
     again = session(folder, tmp_path, (0,))
     again.ask(found, [cells])
     assert again.asked == 0

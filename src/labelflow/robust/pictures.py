@@ -77,7 +77,11 @@ class Pictures(Dataset[Picture]):
     """The images of a set under several changes, by (change, image); as they are where a change is a late one."""
 
     def __init__(self, found: Set, look: Look, changes: Sequence[AnyChange], seed: int) -> None:
-        self.source, self.changes, self.seed, self.size = found.source, changes, seed, look.size
+        self.source, self.seed, self.size = found.source, seed, look.size
+        self.levels = [change.levels for change in changes]
+        self.changes = [
+            CLEAN if isinstance(change, LateChange) else change for change in changes
+        ]  # not to workers
         crop = 1.0 if found.cropped else look.crop
         self.transform = create_transform(
             look.size,
@@ -92,8 +96,7 @@ class Pictures(Dataset[Picture]):
         try:
             image, label = self.source.load(index)
         except Exception as error:  # damaged files make PIL raise all kinds of them
-            levels = 1 if isinstance(change, LateChange) else change.levels
-            nothing = torch.zeros(levels, 3, self.size, self.size, dtype=torch.uint8)
+            nothing = torch.zeros(change.levels, 3, self.size, self.size, dtype=torch.uint8)
             return Picture(nothing, 0, f"{self.source.name(index)}: {error}")
         return Picture(self._levels(change, image, index), label, "")
 
@@ -111,19 +114,20 @@ class Pictures(Dataset[Picture]):
 class _Batches:
     """(change, image): change by change, from an image of its own on, so many pictures at once."""
 
-    def __init__(self, images: int, changes: Sequence[AnyChange], batch: int, firsts: Sequence[int]) -> None:
-        self.images, self.changes, self.batch, self.firsts = images, changes, batch, firsts
+    def __init__(self, images: int, levels: Sequence[int], batch: int, firsts: Sequence[int]) -> None:
+        """levels: of each change."""
+        self.images, self.levels, self.batch, self.firsts = images, levels, batch, firsts
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for number, (change, start) in enumerate(zip(self.changes, self.firsts, strict=True)):
-            step = max(1, self.batch // change.levels)
+        for number, (levels, start) in enumerate(zip(self.levels, self.firsts, strict=True)):
+            step = max(1, self.batch // levels)
             for first in range(start, self.images, step):
                 yield [(number, index) for index in range(first, min(first + step, self.images))]
 
 
 def load_pictures(pictures: Pictures, batch: int, workers: int, firsts: Sequence[int] = (0,)) -> "DataLoader[Batch]":
     """firsts: the image at which each change begins."""
-    batches = _Batches(len(pictures.source), pictures.changes, batch, firsts)
+    batches = _Batches(len(pictures.source), pictures.levels, batch, firsts)
     return make_loader(pictures, _collate, workers, batch_sampler=batches)
 
 
