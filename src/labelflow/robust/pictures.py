@@ -79,9 +79,7 @@ class Pictures(Dataset[Picture]):
     def __init__(self, found: Set, look: Look, changes: Sequence[AnyChange], seed: int) -> None:
         self.source, self.seed, self.size = found.source, seed, look.size
         self.levels = [change.levels for change in changes]
-        self.changes = [
-            CLEAN if isinstance(change, LateChange) else change for change in changes
-        ]  # not to workers
+        self.changes = [CLEAN if isinstance(change, LateChange) else change for change in changes]  # not to workers
         crop = 1.0 if found.cropped else look.crop
         self.transform = create_transform(
             look.size,
