@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -74,6 +74,7 @@ class Part:
         return self.whole.key(self.places[index])
 
 
+@cache
 def imagenet_classes() -> tuple[str, ...]:
     """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
     return tuple(ImageNetInfo().label_names())
