@@ -146,7 +146,9 @@ class Attacked:
         paths = [self._path(model, text, ball) for ball in self.balls.values()]
         fates = [read_fates(path) for path in paths]  # of each radius, by image
         unsettled = [at for at, image in enumerate(self.images) if not _settled(image, fates)]
-        progress.forgo((len(self.images) - len(unsettled)) * self._cost(text))
+        settled = len(self.images) - len(unsettled)
+        progress.forgo(settled * self._cost(text))
+        self.session.recalled += settled
         if unsettled:
             victim = Restricted(model.model, self.session.columns(model, self.own)).eval()
             unreadable = Unreadable(self.session.skip_unreadable, progress.say)

@@ -37,7 +37,7 @@ class Session:
     quiet: bool = False
     samples: int = 0  # of a set's images; 0: all
     asked: int = field(default=0, init=False)  # pictures that passed through a model
-    recalled: int = field(default=0, init=False)  # pictures whose answers were there before
+    recalled: int = field(default=0, init=False)  # pictures whose answers, or fates under attack, were there before
     attacked: int = field(default=0, init=False)  # forward passes of attacks
 
     def ask(self, found: Set, changes: Sequence[AnyChange] = (CLEAN,), title: str = "") -> list[list[Answers]]:
