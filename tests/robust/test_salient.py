@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -74,7 +75,13 @@ def test_answers_under_each_level(cells: SalientCells, folder: Path, tmp_path: P
     asking, found = session(folder, tmp_path, (0,)), opened(folder)
     (clean,), (hidden,) = asking.ask(found, [CLEAN, cells])
     assert asking.asked == 9 * 20
-    assert (hidden.logits[10] != clean.logits[0]).any()
+    model = asking.models[0]
+    for index in range(9):  # each level's answer is the model's to that level's picture
+        seen = Pictures(found, model.look, [CLEAN], 0)[0, index].levels / 255
+        with torch.no_grad():
+            expected = model.model(cells.spread(seen)).sort(descending=True).values  # (19, 3)
+        np.testing.assert_allclose(hidden.logits[:, index], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(clean.logits[0, index], model.model(seen)[0].sort(descending=True).values, rtol=1e-4)
     assert (hidden.places[9] == hidden.places[9, 0]).all()  # nothing is seen: the same answer always
     pictures = Pictures(found, asking.models[0].look, [cells, CLEAN], 0)
     assert len(pickle.dumps(pictures)) < 50_000  # no model goes to workers, which may be other processes
