@@ -30,7 +30,9 @@ LAYERS = [
     *("guides", "targets", "data", "engine", "labels", "tasks", "analysis", "figures", "report", "recipes", "compare"),
     *(
         "robust",
+        "study",
         "robust_command",
+        "study_command",
         "label_commands",
         "compare_command",
         "coverage_command",

@@ -25,6 +25,7 @@ from labelflow.recipes.methods import METHODS
 from labelflow.robust_command import robust
 from labelflow.run_commands import evaluate, look, report
 from labelflow.spec import known
+from labelflow.study_command import STUDY_COMMANDS
 from labelflow.tasks import Annotate, annotate_data, differences
 from labelflow.train_command import detect, segment, train, transfer
 
@@ -103,6 +104,8 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
 
 
 LABELS = "Look at dense labels, check, import, export and draw them. Example: labelflow labels inspect labels/photos"
+STUDY = "Run a planned study, and report what it decides. Example: labelflow study report studies/claims"
+GROUPS = {"labels": LABELS, "study": STUDY}  # commands of commands
 Command = Callable[..., None]
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "list": list_recipes,
@@ -118,6 +121,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "robust": robust,
     "annotate": annotate,
     "labels": LABEL_COMMANDS,
+    "study": STUDY_COMMANDS,
     "figure": figure,
     "explore": explore,
     "coverage": coverage,
@@ -178,7 +182,7 @@ def _is_main_process() -> bool:
 def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -> str:
     lines = []
     for name, command in commands.items():
-        about = LABELS if isinstance(command, dict) else " ".join(str(command.__doc__).split("\n\n")[0].split())
+        about = GROUPS[name] if isinstance(command, dict) else " ".join(str(command.__doc__).split("\n\n")[0].split())
         lines.append(f"  {name:8} {about}")
     head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
     return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more."])

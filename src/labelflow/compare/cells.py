@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -32,10 +32,13 @@ from labelflow.tasks.runs import FREE, flat
 
 Result = dict[str, Any]  # what a cell came to, as in its file
 
+Finish = Callable[
+    ["Cell", Path, Result], Result
+]  # from a cell, the folder of its run and its result to a fuller result
 # Where things lie; what lies there is part of a key by its content.
 PLACES = {"data", "root", "labels", "start"}
 # What only shows, names or compares results: it changes nothing that a run computes.
-SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare)/|(cli|__main__|report|\w+_commands?)\.py$")
+SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|study)/|(cli|__main__|report|\w+_commands?)\.py$")
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) ->
     ]
 
 
-def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> Result:
+def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, finish: Finish | None = None) -> Result:
     """Train it, or go on where it was interrupted, and write what it came to."""
     begun = time.perf_counter()
     if torch.cuda.is_available():
@@ -127,6 +130,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
         "recipe": asdict(_without_paths(cell.recipe)),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
+    result = finish(cell, cell.run(out), result) if finish else result
     text = json.dumps(result, indent=1) + "\n"
     if os.environ.get("RANK", "0") == "0":  # of launched processes, the main one
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)

@@ -19,17 +19,23 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from labelflow.compare.cells import Cell, Result, run_cell
+from labelflow.compare.cells import Cell, Finish, Result, run_cell
 
 
-def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Result | Exception | None], None]) -> None:
+def run_cells(
+    cells: list[Cell],
+    out: Path,
+    jobs: int,
+    done: Callable[[Cell, Result | Exception | None], None],
+    finish: Finish | None = None,
+) -> None:
     """Train all of them. `done` is told what each came to: its result, why it failed, or None, if it is left to another
-    program."""
+    program. `finish`, which can be pickled, adds to the results."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if jobs > 1:
             raise ValueError("launched processes share each cell: leave --jobs at 1")
         for cell in cells:
-            done(cell, run_cell(cell, out, last=cell is cells[-1]))
+            done(cell, run_cell(cell, out, last=cell is cells[-1], finish=finish))
         return
     context = multiprocessing.get_context("forkserver")  # its processes start with everything imported
     assert isinstance(context, ForkServerContext)
@@ -39,7 +45,7 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
         queue, running = iter(cells), dict[Future[Result | None], Cell]()
         while True:
             for cell in islice(queue, jobs - len(running)):  # no sooner: a pool starts what it was given once
-                running[pool.submit(_work, cell, out, jobs > 1)] = cell
+                running[pool.submit(_work, cell, out, jobs > 1, finish)] = cell
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -55,9 +61,9 @@ def run_cells(cells: list[Cell], out: Path, jobs: int, done: Callable[[Cell, Res
                     done(cell, error)
 
 
-def _work(cell: Cell, out: Path, quiet: bool) -> Result | None:
+def _work(cell: Cell, out: Path, quiet: bool, finish: Finish | None) -> Result | None:
     with _claimed(out / "runs" / f".{cell.name}.lock") as mine:
-        return (cell.finished(out) or run_cell(cell, out, quiet)) if mine else None
+        return (cell.finished(out) or run_cell(cell, out, quiet, finish=finish)) if mine else None
 
 
 def _share_cores(jobs: int) -> None:

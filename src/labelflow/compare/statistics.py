@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import atan, cos, pi, sin, sqrt
 from statistics import mean, stdev
 
 from labelflow.compare.cells import Result, headline
-
-# 97.5 % quantile of Student's t for 1, 2, 3 … degrees of freedom: a two-sided 95 % interval.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,46 @@ def compare(first: Mapping[int, float], other: Mapping[int, float], step: float 
     >>> compare({0: 70.0, 1: 71.0, 2: 70.5}, {0: 72.0, 1: 70.1, 2: 71.4}).verdict
     'no difference shown'
     """
-    differences = [other[seed] - first[seed] for seed in sorted(first.keys() & other.keys())]
-    if not differences:
+    return difference([other[seed] - first[seed] for seed in sorted(first.keys() & other.keys())], step)
+
+
+def difference(values: Sequence[float], step: float = 0.0) -> Difference | None:
+    """The mean of paired differences, one for each seed, and Student's interval; None if there are none."""
+    if not values:
         return None
-    middle, count = mean(differences), len(differences)
+    middle, count = mean(values), len(values)
     if count == 1:
         return Difference(middle, float("-inf"), float("inf"), 1)
-    free = count - 1  # degrees of freedom; beyond the table, the approximation is right to 0.001
-    t = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 / (1 - 1.2 / free)
-    reach = t * max(stdev(differences), step) / sqrt(count)
+    reach = student_quantile(0.975, count - 1) * max(stdev(values), step) / sqrt(count)
     return Difference(middle, middle - reach, middle + reach, count)
+
+
+def student_cdf(t: float, freedom: int) -> float:
+    """The probability of less than t under Student's distribution with so many degrees of freedom (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4: a finite sum for whole numbers)."""
+    angle = atan(t / sqrt(freedom))
+    odd = freedom % 2
+    term, total = cos(angle) if odd else 1.0, 0.0
+    for k in range(1, (freedom - odd) // 2 + 1):
+        total += term
+        term *= cos(angle) ** 2 * (2 * k - 1 + odd) / (2 * k + odd)
+    within = 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total  # P(-t < T < t), with t's sign
+    return 0.5 + within / 2
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Where `student_cdf` is that probability, which is at least 0.5.
+
+    >>> round(student_quantile(0.975, 3), 3)
+    3.182
+    """
+    low, high = 0.0, 1.0
+    while student_cdf(high, freedom) < probability:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, freedom) < probability else (low, middle)
+    return high
 
 
 def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequence[str]) -> list[Row]:

@@ -50,13 +50,16 @@ class Stream:
 
 
 def _world(name: str, data: Data, split: str) -> Source:
-    """`world(train=8192, val=2048, seed=0, objects=1)`"""
-    defaults = {"train": 8192, "val": 2048, "seed": 0, "objects": 1}
-    arguments = defaults | parse(data.data).arguments
-    if arguments.keys() != defaults.keys():
-        raise ValueError(f"the sample world takes train, val, seed and objects, not {data.data!r}")
+    """`world(train=8192, val=2048, seed=0, objects=1, scale=1.0)`"""
+    lengths = {"train": 8192, "val": 2048}
+    given = parse(data.data).arguments
+    if unknown := given.keys() - lengths.keys() - {"seed", "objects", "scale"}:
+        raise ValueError(
+            f"the sample world takes train, val, seed, objects and scale, not {', '.join(sorted(unknown))}"
+        )
     size = round(data.image_size / data.test_crop)
-    return World(split, arguments[split], size, seed=arguments["seed"], objects=arguments["objects"])
+    drawn = {name: value for name, value in given.items() if name not in lengths}
+    return World(split, given.get(split, lengths[split]), size, **drawn)
 
 
 def _torchvision(name: str, data: Data, split: str) -> Source:

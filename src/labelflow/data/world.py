@@ -88,13 +88,13 @@ class Scene:
         return int(self.objects[0])
 
 
-def scene(seed: int, split: str, index: int, size: Size = 64, objects: int = 1) -> Scene:
+def scene(seed: int, split: str, index: int, size: Size = 64, objects: int = 1, scale: float = 1.0) -> Scene:
     """Draw one scene.
 
     The class of the first object is index % 10, so that any ten scenes in a row are balanced: shuffle to train.
-    Other objects are of any class. Later ones may hide parts of earlier ones.
+    Other objects are of any class. Later ones may hide parts of earlier ones. scale: of the objects' diameters.
     """
-    height, width = _check(seed, split, size, objects)
+    height, width = _check(seed, split, size, objects, scale)
     if index < 0:
         raise ValueError(f"index must be at least 0, not {index}")
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
@@ -102,7 +102,7 @@ def scene(seed: int, split: str, index: int, size: Size = 64, objects: int = 1) 
     classes = [index % len(CLASSES), *(int(draw * len(CLASSES)) for draw in rng.random(objects - 1).tolist())]
     canvas = _background(rng, grid)  # below 1
     mask = np.zeros((height, width), np.uint8)
-    for part in _parts(rng, grid, classes):
+    for part in _parts(rng, grid, classes, scale):
         part.paint(canvas, mask, grid)
     image = np.empty((height, width, 3), np.uint8)
     y, x = rng.random(2).tolist()  # where a lamp is, and the light is 1; around it, it is less
@@ -117,11 +117,14 @@ class World:
 
     classes = CLASSES
 
-    def __init__(self, split: str, length: int, size: Size = 64, seed: int = 0, objects: int = 1) -> None:
+    def __init__(
+        self, split: str, length: int, size: Size = 64, seed: int = 0, objects: int = 1, scale: float = 1.0
+    ) -> None:
         if length < 1:
             raise ValueError(f"length, the number of scenes, must be at least 1, not {length}")
-        _check(seed, split, size, objects)
-        self.split, self.length, self.size, self.seed, self.objects = split, length, size, seed, objects
+        _check(seed, split, size, objects, scale)
+        self.split, self.length, self.size, self.seed = split, length, size, seed
+        self.objects, self.scale = objects, scale
 
     def __len__(self) -> int:
         return self.length
@@ -129,7 +132,7 @@ class World:
     def __getitem__(self, index: int) -> Scene:
         if not 0 <= index < self.length:
             raise IndexError(f"this world has the scenes 0 to {self.length - 1}, not {index}")
-        return scene(self.seed, self.split, index, self.size, self.objects)
+        return scene(self.seed, self.split, index, self.size, self.objects, self.scale)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """An image and its class."""
@@ -144,7 +147,7 @@ class World:
         return f"{self.split} {self.seed}/{index}"
 
 
-def _check(seed: int, split: str, size: Size, objects: int) -> tuple[int, int]:
+def _check(seed: int, split: str, size: Size, objects: int, scale: float) -> tuple[int, int]:
     """H, W"""
     height, width = (size, size) if isinstance(size, int) else size
     if seed < 0:
@@ -155,6 +158,8 @@ def _check(seed: int, split: str, size: Size, objects: int) -> tuple[int, int]:
         raise ValueError(f"size, in pixels, must be at least 16, not {size}")
     if not 1 <= objects <= 4:
         raise ValueError(f"objects, how many a scene shows, must be 1 to 4, not {objects}")
+    if not 0.25 <= scale <= 1.25:
+        raise ValueError(f"scale, of the objects, must lie between 0.25 and 1.25, not {scale}")
     return height, width
 
 
@@ -212,13 +217,13 @@ def _inside(distance: ndarray, unit: float) -> ndarray:
     return (0.5 - distance * unit).clip(0, 1)
 
 
-def _parts(rng: Generator, grid: _Grid, classes: list[int]) -> list[_Part]:
+def _parts(rng: Generator, grid: _Grid, classes: list[int], scale: float) -> list[_Part]:
     """Clutter, objects, and bars over some objects, which are drawn again until enough of each is visible."""
     clutter = [  # small and dark, and of no class, for it is plain or checked
         _Part(rng, CLUTTER[int(look * len(CLUTTER))], y * grid.height, x * grid.width, 0.05 + 0.08 * size)
         for y, x, size, look in rng.random((rng.integers(2, 5), 4)).tolist()
     ]
-    low, high = (diameter / 2 * len(classes) ** (-1 / 3) for diameter in DIAMETER)
+    low, high = (scale * diameter / 2 * len(classes) ** (-1 / 3) for diameter in DIAMETER)
     spread = 0.6 if len(classes) == 1 else 1.0  # one object is near the middle, as in most photographs
     while True:
         objects, bars = [], []

@@ -1,0 +1,67 @@
+"""What is computed of each trained model of a study, beside its accuracy: one function, one line in MEASURES."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from labelflow.robust.judged import load_judged, own_data
+from labelflow.robust.session import Session
+from labelflow.robust.sets import open_own
+from labelflow.robust.suites import SUITES, Settings
+
+Metrics = dict[str, float]
+IMAGES, PAIRS, PICTURES = 512, 512, 1000
+
+
+def fluctuation(run: Path) -> Metrics:
+    """RMSE of the aligned share against λ (TL-Align, Figure 3), and of TransMix's."""
+    from labelflow.figures import rmse  # brings matplotlib
+    from labelflow.figures.base import Asked
+
+    found = rmse.compute(Asked((str(run),), weights="last", count=IMAGES)).rows[0].now
+    return {"rmse": found.tl_align, "rmse_transmix": found.transmix}
+
+
+def truth(run: Path) -> Metrics:
+    """How far each method's share is from similarity (TL-Align, Figure 4) and from the visible objects."""
+    from labelflow.figures import ratio
+    from labelflow.figures.base import Asked
+
+    found = ratio.compute(Asked((str(run),), weights="last", count=PAIRS))
+    metrics = {}
+    for name, key in (("CutMix", "cutmix"), ("TransMix", "transmix"), ("TL-Align", "tl_align")):
+        metrics[f"similarity_distance_{key}"] = found.distance[name]
+        if name in found.truth_distance:
+            metrics[f"truth_distance_{key}"] = found.truth_distance[name]
+    return metrics
+
+
+def occlusion(run: Path) -> Metrics:
+    """Accuracy, the mean over 1 to 9 tenths of the cells hidden."""
+    return {"occluded_top1": _robust(run, "occlusion", "mean over 1 to 9 tenths hidden")}
+
+
+def corruptions(run: Path) -> Metrics:
+    """Accuracy, the mean over the 15 corruptions of ImageNet-C and their severities (TL-Align, Table 6)."""
+    return {"corrupted_top1": _robust(run, "corruptions", "mean over 15 corruptions")}
+
+
+def _robust(run: Path, suite: str, finding: str) -> float:
+    device = torch.device("cpu")
+    models = load_judged([str(run)], device, weights="last")
+    session = Session(models, run / "answers", device, workers=0, quiet=True, samples=PICTURES)
+    data = own_data(models)
+    assert data is not None
+    own = session.pick(open_own(data, True, models[0].classifier.classes))
+    section = SUITES[suite](session, own, Settings()).measure()
+    (value,) = next(one.values for one in section.findings if one.name == finding)
+    return float(value)
+
+
+MEASURES: dict[str, Callable[[Path], Metrics]] = {
+    "fluctuation": fluctuation,
+    "truth": truth,
+    "occlusion": occlusion,
+    "corruptions": corruptions,
+}

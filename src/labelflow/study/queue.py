@@ -1,0 +1,60 @@
+"""The queue of a study: its cells in the order of the plan, as many at once as there are jobs.
+
+FOLDER/plan.toml                     the plan
+FOLDER/cells/EXPERIMENT.METHOD-SEED-KEY.json   a finished cell
+FOLDER/runs/…                        its run
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from labelflow.compare.cells import Cell, Result, read_result
+from labelflow.compare.runner import run_cells
+from labelflow.spec import known
+from labelflow.study.measures import MEASURES
+from labelflow.study.plan import Plan
+
+
+def read_cells(plan: Plan) -> list[Result]:
+    """Every finished cell; one that is damaged, or of another plan, is an error."""
+    found = []
+    for path in sorted((plan.folder / "cells").glob("*.json")):
+        result = read_result(path)
+        name, _, method = result["method"].partition(".")
+        experiment = plan.experiments.get(name)
+        if experiment is None or method not in experiment.found:
+            raise ValueError(f"{path} is a cell of {result['method']}, which {plan.folder / 'plan.toml'} does not have")
+        if result.get("plan") != experiment.digest(method):
+            raise ValueError(
+                f"{path} was run under another plan of {result['method']}; restore that plan, or remove the cell"
+            )
+        found.append(result)
+    return found
+
+
+def open_cells(plan: Plan, only: Sequence[str] = ()) -> list[Cell]:
+    """What is still to be run, in the order of the plan."""
+    for name in only:
+        known(name, plan.experiments, "experiment")
+    done = {(result["method"], result["seed"]) for result in read_cells(plan)}
+    chosen = [one for name, one in plan.experiments.items() if not only or name in only]
+    finished = {one.name for one in chosen if all((f"{one.name}.{m}", s) in done for m in one.found for s in one.seeds)}
+    cells = [cell for experiment in chosen if experiment.name not in finished for cell in experiment.cells()]
+    return [cell for cell in cells if (cell.method, cell.seed) not in done]
+
+
+def run(plan: Plan, cells: list[Cell], jobs: int, done: Callable[[Cell, Result | Exception | None], None]) -> None:
+    run_cells(cells, plan.folder, jobs, done, finish=partial(_finish, plan))
+
+
+def _finish(plan: Plan, cell: Cell, run: Path, result: Result) -> Result:
+    """With measures of the trained model, what it cost, and which plan it belongs to."""
+    name, _, method = cell.method.partition(".")
+    experiment = plan.experiments[name]
+    metrics = dict(result["metrics"])
+    for measure in experiment.measures:
+        metrics |= MEASURES[measure](run)
+    cpu = round(time.process_time(), 1)  # of this process: less than all if it went on with an interrupted run
+    return {**result, "plan": experiment.digest(method), "metrics": metrics, "cpu_seconds": cpu}

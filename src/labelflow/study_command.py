@@ -1,0 +1,91 @@
+"""`labelflow study run | report`: experiments that were planned before they are run, and what they decide."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from labelflow.compare.cells import Cell, Result, headline
+from labelflow.engine import Interrupted
+from labelflow.engine.progress import Counted
+from labelflow.spec import known
+from labelflow.study.page import forest, markdown, row, write
+from labelflow.study.plan import read_plan
+from labelflow.study.queue import open_cells, read_cells, run
+from labelflow.study.verdicts import decide
+
+
+def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 1, dry_run: bool = False) -> None:
+    """Run the cells of a plan that are missing, in its order. Example: labelflow study run studies/claims --jobs 2
+
+    Args:
+        folder: Where plan.toml is.
+        only: Only these experiments.
+        jobs: Cells that are trained at once, each with its share of the cores.
+        dry_run: Only list what is to be run.
+    """
+    if jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, not {jobs}")
+    plan = read_plan(folder)
+    cells = open_cells(plan, only)
+    if dry_run:
+        for cell in cells:
+            print(f"{cell.method}, seed {cell.seed}")
+        print(f"{len(cells)} cells are missing")
+        return
+    failed: list[str] = []
+    try:
+        with Counted("study", "cells", len(cells), quiet=jobs == 1) as progress:
+
+            def done(cell: Cell, result: Result | Exception | None) -> None:
+                if isinstance(result, Exception):
+                    failed.append(f"{cell.method}, seed {cell.seed}: {result}")
+                elif result is not None:
+                    accuracy = result["metrics"][headline(result["metrics"])]
+                    progress.say(f"{cell.method}, seed {cell.seed}: {accuracy:.2f} % top-1")
+                progress.advance(1)
+
+            run(plan, cells, jobs, done)
+    except (Interrupted, KeyboardInterrupt):
+        print("interrupted, and saved. The same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
+    if failed:
+        raise ValueError(f"{len(failed)} cells failed: {'; '.join(failed)}")
+
+
+def report_study(
+    folder: Positional[Path],
+    claims: Annotated[tuple[str, ...], arg(metavar="NAME …")] = (),
+    page: Path | None = None,
+) -> None:
+    """What the finished cells of a study decide. Example: labelflow study report studies/claims --page docs/claims.md
+
+    Args:
+        folder: Where plan.toml is.
+        claims: Only these.
+        page: A Markdown file; what is below its line <!-- verdicts --> is written anew. The plot is put beside it.
+    """
+    plan = read_plan(folder)
+    for name in claims:
+        known(name, plan.claims, "claim")
+    results = read_cells(plan)
+    verdicts = decide(plan, results)
+    for verdict in verdicts:
+        if not claims or verdict.claim.name in claims:
+            says, paper, here, *_ = row(verdict)
+            print(f"{verdict.claim.name}: {verdict.word}")
+            print(f"  {says}\n  the paper {paper}; here {here or 'nothing yet'}")
+    if page:
+        mark = "<!-- verdicts -->"
+        text = page.read_text(encoding="utf-8") if page.exists() else f"# {plan.folder.name}\n\n{mark}\n"
+        if mark not in text:
+            raise ValueError(f"{page} has no line {mark} below which the table could be written")
+        plot = page.with_name(f"{page.stem}.svg")
+        image = f"![Every claim, its interval and verdict]({plot.name})"
+        write(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))
+        write(plot, forest(verdicts))
+
+
+STUDY_COMMANDS: dict[str, Callable[..., None]] = {"run": run_study, "report": report_study}

@@ -1,0 +1,196 @@
+"""A study: its plan, its queue, what its cells decide, and what bad ones are told."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from labelflow.cli import main
+from labelflow.compare.statistics import student_cdf, student_quantile
+from labelflow.study.plan import Claim, read_plan
+from labelflow.study.queue import open_cells, read_cells
+from labelflow.study.verdicts import decide, holm, p_value
+
+PLAN = """
+[experiments.world]
+recipe = "quickstart_cutmix"
+methods = ["cutmix", "tl_align"]
+seeds = 2
+measures = ["fluctuation"]
+only.tl_align = { lr = 0.002 }
+[experiments.world.settings]
+model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
+data = "world(train=32, val=20)"
+image_size = 32
+epochs = 2
+warmup_epochs = 0
+eval_epochs = 2
+batch = 16
+group = 16
+workers = 0
+
+[claims.gain]
+paper = "TL-Align"
+source = "Table 2"
+says = "TL-Align beats CutMix"
+reported = "+0.8"
+contrast = "world.tl_align - world.cutmix"
+margin = 0.8
+
+[claims.moved]
+paper = "TL-Align"
+source = "Figure 3"
+says = "labels move"
+reported = "0.05"
+contrast = "world.tl_align:rmse"
+margin = 0.01
+"""
+
+
+def study(folder: Path, plan: str = PLAN) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.toml").write_text(plan)
+    return folder
+
+
+def write_cells(folder: Path, numbers: dict[str, list[float]]) -> None:
+    """Finished cells with these accuracies, seed by seed."""
+    plan = read_plan(folder)
+    (folder / "cells").mkdir(exist_ok=True)
+    for name, values in numbers.items():
+        experiment, _, method = name.partition(".")
+        for seed, value in enumerate(values):
+            cell = {"method": name, "seed": seed, "key": "k", "code": "c", "cpu_seconds": 3600}
+            cell |= {"metrics": {"top1": value, "rmse": 0.1}, "plan": plan.experiments[experiment].digest(method)}
+            (folder / "cells" / f"{name}-{seed}-k.json").write_text(json.dumps(cell))
+
+
+@given(st.integers(1, 60), st.floats(-30, 30))
+def test_student_is_scipy_s(freedom: int, t: float) -> None:
+    assert student_cdf(t, freedom) == pytest.approx(stats.t.cdf(t, freedom), abs=1e-12)
+    assert student_quantile(0.975, freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-6)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=20).filter(lambda values: max(values) - min(values) > 1e-3))
+def test_p_is_the_t_test_s(values: list[float]) -> None:
+    claim = Claim("c", "p", "s", "says", "r", "a.b", margin=0.5)
+    assert p_value(dict(enumerate(values)), claim) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=1e-9)
+    no_worse = Claim("c", "p", "s", "says", "r", "a.b", margin=0.5, at_least=True)
+    assert p_value(dict(enumerate(values)), no_worse) == pytest.approx(stats.ttest_1samp(values, -0.5).pvalue, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_the_closed_test(p_values: list[float]) -> None:
+    """By its definition: rejected at a level are the smallest ones as long as each is at most level / (those left)."""
+    corrected = holm(p_values)
+    for level in (0.01, 0.05, 0.3):
+        rejected = 0
+        for rank, p in enumerate(sorted(p_values)):
+            if p * (len(p_values) - rank) > level:
+                break
+            rejected += 1
+        assert sum(p <= level for p in corrected) == rejected
+    assert [p for _, p in sorted(zip(p_values, corrected, strict=True))] == sorted(corrected)
+
+
+GAINS = {
+    "holds": [1.0, 1.4, 0.9, 1.2, 1.1, 1.0, 1.3, 1.2],
+    "does not hold": [0.1, -0.1, 0.2, 0.0, 0.1, -0.2, 0.1, 0.0],  # surely less than 0.8
+    "not decided": [4.0, -4.0, 1.0, 1.5, -2.0, 3.0, -1.0, 0.5],
+}
+
+
+@pytest.mark.parametrize("word", GAINS)
+def test_verdicts(word: str, tmp_path: Path) -> None:
+    folder, gains = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = 8")), GAINS[word]
+    write_cells(folder, {"world.cutmix": [70.0 + i for i in range(8)]})
+    write_cells(folder, {"world.tl_align": [70.0 + i + gain for i, gain in enumerate(gains)]})
+    plan = read_plan(folder)
+    (gain, _) = decide(plan, read_cells(plan))
+    assert gain.word == word
+    assert gain.difference is not None
+    assert gain.difference.mean == pytest.approx(mean(gains))
+    worse = "does not hold"  # whatever is the other way round
+    swapped = PLAN.replace("seeds = 2", "seeds = 8").replace(
+        "world.tl_align - world.cutmix", "world.cutmix - world.tl_align"
+    )
+    study(folder, swapped)
+    assert decide(read_plan(folder), read_cells(plan))[0].word == (word if word == "not decided" else worse)
+
+
+def test_nothing_is_decided_before_all_seeds_have_run(tmp_path: Path) -> None:
+    folder = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = 9"))
+    write_cells(folder, {"world.cutmix": [70.0] * 8, "world.tl_align": [71.0 + 0.1 * i for i in range(8)]})
+    plan = read_plan(folder)
+    assert decide(plan, read_cells(plan))[0].word == "running: 8 of 9 seeds"
+
+
+def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = study(tmp_path / "s")
+    assert main(["study", "run", str(folder), "--dry-run"]) == 0
+    assert "4 cells are missing" in capsys.readouterr().out
+    assert main(["study", "run", str(folder), "--jobs", "2"]) == 0
+    plan = read_plan(folder)
+    results = read_cells(plan)
+    assert {(cell["method"], cell["seed"]) for cell in results} == {
+        (f"world.{method}", seed) for method in ("cutmix", "tl_align") for seed in (0, 1)
+    }
+    rates = {cell["method"]: cell["recipe"]["training"]["lr"] for cell in results}
+    assert rates["world.tl_align"] == 0.002 != rates["world.cutmix"]
+    assert all(cell["metrics"]["rmse"] > 0 for cell in results)
+    assert open_cells(plan) == []
+    page = tmp_path / "claims.md"
+    page.write_text("# Claims\n\nWords.\n\n<!-- verdicts -->\n\nstale\n")
+    capsys.readouterr()
+    assert main(["study", "report", str(folder), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("# Claims\n\nWords.")
+    assert "stale" not in text
+    assert "TL-Align beats CutMix" in text
+    assert "4 of 4" in text
+    assert (tmp_path / "claims.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("claims = 3", "claims should be tables"),
+        (PLAN.replace("margin = 0.8", ""), "claims.gain has no margin"),
+        (PLAN.replace("margin = 0.8", "margn = 0.8"), "margn"),
+        (PLAN.replace("world.tl_align -", "moon.tl_align -"), "no experiment 'moon'"),
+        (PLAN.replace("world.tl_align - world.cutmix", "world.tl_align world.cutmix"), "is not of the form"),
+        (PLAN.replace('["fluctuation"]', '["fluctuations"]'), "no measure"),
+        (PLAN.replace('recipe = "quickstart_cutmix"', 'recipe = "quickstart_cutmix"\npilot = true'), "is a pilot"),
+    ],
+)
+def test_a_bad_plan_is_one_line(plan: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "report", str(study(tmp_path / "s", plan))]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_bad_cells_and_names_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = study(tmp_path / "s")
+    write_cells(folder, {"world.cutmix": [70.0]})
+    cell = folder / "cells" / "world.cutmix-0-k.json"
+
+    def told(*arguments: str) -> str:
+        assert main(["study", "report", str(folder), *arguments]) == 2
+        return capsys.readouterr().err
+
+    assert "there is no claim 'gian'; did you mean gain?" in told("--claims", "gian")
+    whole = cell.read_text()
+    cell.write_text(whole[:40])
+    assert f"{cell} is damaged" in told()
+    cell.write_text(whole.replace('"plan": "', '"plan": "0'))
+    assert f"{cell} was run under another plan of world.cutmix" in told()
+    cell.write_text(whole.replace("world.cutmix", "moon.cutmix"))
+    assert "is a cell of moon.cutmix" in told()
+    assert main(["study", "run", str(folder), "--only", "moon"]) == 2
+    assert main(["study", "run", str(tmp_path)]) == 2
+    assert "has no plan.toml" in capsys.readouterr().err
