@@ -199,13 +199,12 @@ class Follower:
                 labels = current.enter(labels)
                 current.restart(labels)
                 seen = replace(seen, image_label=self._prefix_label(current))
-            current.labels = (adapter.idle if hook.idle else adapter.move)(module, seen, labels)
-            if not isinstance(current.labels, Labels):
-                returned = type(current.labels).__name__
-                raise RuntimeError(f"the adapter of {hook.name} returned a {returned}, not Labels")
+            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, labels)
+            if not isinstance(moved, Labels):
+                raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
+            current.labels = moved
             if current.initial_labels is not None and hook.name == self.entry:
-                grid = current.labels.grid
-                current.restart(Labels(current.initial_labels(grid), grid))
+                current.restart(Labels(current.initial_labels(moved.grid), moved.grid))
         current.taps = {}
         current.fired.append(hook.name)
         if current.leave is not None and adapter.layer:
