@@ -25,7 +25,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from naive import Naive
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import labelflow as lf
@@ -82,9 +82,9 @@ class Stopwatch:
         self.seconds = 0.0
         move = Follower.move
 
-        def timed(follower: Follower, module: nn.Module, tokens: Tensor, hook: Any) -> None:
+        def timed(*arguments: Any) -> None:
             start = time.process_time()
-            move(follower, module, tokens, hook)
+            move(*arguments)
             self.seconds += time.process_time() - start
 
         Follower.move = timed  # type: ignore[method-assign, assignment]

@@ -351,7 +351,7 @@ def test_another_pooling_after_attaching() -> None:
     model.reset_classifier(5, "max")
     with pytest.raises(ValueError, match="global_pool='max'"):
         aligned(images, mix.share)
-    assert aligned.follower.labels is None  # idle again
+    assert aligned.follower.current.value is None  # idle again
 
 
 @pytest.mark.parametrize("family", ["swin", "pvt v2"])

@@ -1,13 +1,15 @@
 """A model and its labels, side by side: `Aligned`, and the `Student` that a target sees.
 
-Both leave the model alone: its weights, its `state_dict`, its logits and its cost at inference are its own.
+Both leave the model alone: its weights, its `state_dict`, its logits and its cost at inference are its own. Both may be
+called in several threads at once, and so may their model. Their hooks on the model are removed when they are deleted.
 
 Shapes: B batch, C classes, H×W pixels, N tokens, K sources.
 """
 
-import weakref
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -16,11 +18,12 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from labelflow.flow import Labels
-from labelflow.follow import Flow, Follower, Layer, Start
+from labelflow.follow import Flow, Follower, Hooks, InitialLabels, Layer, PerThread
 from labelflow.mix import Mix
 from labelflow.tokens import embedding_of, final_places, has_token_head, is_channels_first, sequence
 
 Value = TypeVar("Value")
+_SWITCHING = threading.RLock()  # held while a model is in eval mode for a moment
 
 
 class Output(NamedTuple):
@@ -53,7 +56,7 @@ class Aligned(nn.Module):
     def __init__(self, model: nn.Module, layers: Iterable[int] | None = None, residual: bool = True) -> None:
         super().__init__()
         self.model = model
-        self.follower = Follower(self, model, layers, residual)
+        self.follower = Follower(model, layers, residual)
 
     def __call__(self, images: Tensor, share: Tensor) -> tuple[Any, Tensor]:
         return super().__call__(images, _Uncast(share))
@@ -82,8 +85,8 @@ class Student(nn.Module):
     "flow": the labels (own, partner) that reach each classifier; "flow_tokens": those of the patch tokens, too.
     "cells": the same with the cells of the final grid as sources, so that any labels of these cells can flow.
 
-    A mix of tokens (`mix.at == "tokens"`) is done here, right after the patch embedding. Without a mix the model runs
-    as it is: `student(images)` is what is evaluated, through whatever the student is wrapped in.
+    A mix of tokens (`mix.at == "tokens"`) is done here, right after the patch embedding. Without a mix only the model
+    runs: `student(images)` is what is evaluated, through whatever the student is wrapped in.
 
     layers, residual: see `Aligned`. For TransMix: label_prefix=False gives tokens without a place in the image no
     label, first_pixel=True gives a token the label of its first pixel instead of its area's.
@@ -107,9 +110,9 @@ class Student(nn.Module):
         self.model = model
         self.needs = frozenset(needs)
         self.first_pixel = first_pixel
-        self.follower = Follower(self, model, layers, residual, label_prefix) if self.needs - {"tokens"} else None
+        self.follower = Follower(model, layers, residual, label_prefix) if self.needs - {"tokens"} else None
         self.token_head = _token_head(model) if "tokens" in self.needs and not has_token_head(model) else None
-        self.token_mixer = _TokenMixer(self, model)
+        self.token_mixer = _TokenMixer(model)
         self.grids: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __call__(self, images: Tensor, mix: Mix | None = None) -> Output:
@@ -121,9 +124,9 @@ class Student(nn.Module):
             raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(mix).__name__}")
         if mix is None:
             return Output(self.model(images))
-        start = self._start(images, mix)
+        initial_labels = self._initial_labels(images, mix)
         with self.token_mixer.mixing(mix) if mix.at == "tokens" else nullcontext():
-            return self._followed(images, mix, start)
+            return self._forward_mixed(images, mix, initial_labels)
 
     def token_grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The grid (h, w) of the tokens that the model ends with, for images of H×W pixels."""
@@ -141,14 +144,16 @@ class Student(nn.Module):
         own = getattr(self.model, "no_weight_decay", set)
         return {f"model.{name}" for name in own()}
 
-    def _followed(self, images: Tensor, mix: Mix, start: Start | None) -> Output:
+    def _forward_mixed(self, images: Tensor, mix: Mix, initial_labels: InitialLabels | None) -> Output:
         if self.follower is None:
-            return self._run(images)
-        whole = bool(self.needs & {"flow_tokens", "cells"})
-        output, flow = self.follower.run(self.model, images, mix.share, whole, start=start, call=self._run)
+            return self._forward_model(images)
+        tokens = bool(self.needs & {"flow_tokens", "cells"})
+        output, flow = self.follower.run(
+            self.model, images, mix.share, tokens, initial_labels, call=self._forward_model
+        )
         return output._replace(flow=flow)
 
-    def _run(self, images: Tensor) -> Output:
+    def _forward_model(self, images: Tensor) -> Output:
         if "tokens" not in self.needs:
             return Output(self.model(images))
         if self.token_head is None:
@@ -158,8 +163,8 @@ class Student(nn.Module):
         tokens = places.apply(self.model.forward_head, pre_logits=True)  # normalised as the classifier's input is
         return Output(self.model.forward_head(features), self.token_head(tokens))  # type: ignore[operator]
 
-    def _start(self, images: Tensor, mix: Mix) -> Start | None:
-        """The labels of tokens as they leave the patch embedding, where they are not those of their pixels."""
+    def _initial_labels(self, images: Tensor, mix: Mix) -> InitialLabels | None:
+        """The labels of tokens as they leave the patch embedding; None: those of their pixels."""
         if "cells" in self.needs:
             cells = self.token_grid((images.shape[2], images.shape[3]))
             return lambda grid: cells_as_sources(grid, cells, images.device).expand(len(images), -1, -1)
@@ -200,48 +205,64 @@ def _token_head(model: nn.Module) -> nn.Linear:
 
 
 class _TokenMixer:
-    """A hook that mixes what the patch embedding returns, while there is a mix (Token Labeling, Eq. 5)."""
+    """Mixes what the patch embedding returns inside `mixing`, in that thread only (Token Labeling, Eq. 5)."""
 
-    def __init__(self, owner: object, model: nn.Module) -> None:
-        self.mix: Mix | None = None  # None: idle
-        self.times = 0  # that it mixed
-        self.embedding = embedding_of(model)
-        if self.embedding is not None:
-            weakref.finalize(owner, self.embedding.register_forward_hook(self).remove)
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Any) -> Tensor | None:
-        if self.mix is None:
-            return None
-        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
-            raise ValueError(f"{type(module).__name__} does not return plain tokens, so that they cannot be mixed")
-        self.times += 1
-        first = tokens.ndim == 4 and is_channels_first(module, tokens, *self.mix.share.shape[2:])
-        mixed = self.mix.apply_to_tokens(sequence(tokens, first))
-        return (mixed.transpose(1, 2) if first else mixed).reshape(tokens.shape)
+    def __init__(self, model: nn.Module) -> None:
+        self.current = PerThread()  # _TokenMix, or None: idle
+        embedding = embedding_of(model)
+        hook = _TokenMixHook(self.current)
+        self.hooks = Hooks([] if embedding is None else [embedding.register_forward_hook(hook)])
 
     @contextmanager
     def mixing(self, mix: Mix) -> Iterator[None]:
-        self.mix, self.times = mix, 0
+        current = _TokenMix(mix)
+        self.current.value = current
         try:
             yield
         finally:
-            self.mix = None
-        if self.times != 1:
+            self.current.value = None
+        if current.times != 1:
             raise ValueError("the model has no patch embedding after which tokens could be mixed; use --mixer cutmix")
+
+
+@dataclass
+class _TokenMix:
+    mix: Mix
+    times: int = 0  # how often it has been applied
+
+
+class _TokenMixHook:
+    def __init__(self, current: PerThread) -> None:
+        self.current = current
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Any) -> Tensor | None:
+        current = self.current.value
+        if current is None:
+            return None
+        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
+            raise ValueError(f"{type(module).__name__} does not return plain tokens, which could be mixed")
+        current.times += 1
+        first = tokens.ndim == 4 and is_channels_first(module, tokens, *current.mix.share.shape[2:])
+        mixed = current.mix.apply_to_tokens(sequence(tokens, first))
+        return (mixed.transpose(1, 2) if first else mixed).reshape(tokens.shape)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; then each of its modules is as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model_was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(model_was_training)  # some throw away then what they keep in eval mode (LeViT)
-        for module, training in modes:
-            module.training = training
+    """Inside, the model is in eval mode; afterwards each of its modules is in the mode it was in.
+
+    One thread at a time: otherwise two could take each other's eval mode for the mode to go back to.
+    """
+    with nullcontext() if torch.compiler.is_compiling() else _SWITCHING:
+        modes = [(module, module.training) for module in model.modules()]
+        model_was_training = model.training
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(model_was_training)  # some throw away then what they keep in eval mode (LeViT)
+            for module, training in modes:
+                module.training = training
 
 
 class _Uncast(Generic[Value]):

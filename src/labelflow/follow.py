@@ -1,15 +1,15 @@
 """Hooks that move labels along with a model's tokens.
 
-`Follower` hooks the modules that a model's tokens pass through. While `run` runs, and only then, each hook moves the
-labels the way its module has just moved the tokens. The model itself is left alone.
+`Follower` hooks the modules that a model's tokens pass through. During `run`, and only in the thread that called it,
+each hook moves the labels the way its module has just moved the tokens. The model itself is left alone.
 
 Shapes: B batch, C channels, H×W pixels, N tokens, K sources, h×w the grid of the patch embedding.
 """
 
 import inspect
-import weakref
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,16 +20,16 @@ from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, know
 from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
-Start = Callable[[tuple[int, int]], Tensor]  # a grid (h, w) -> the labels of its tokens (B, h·w, K)
-Enter = Callable[[Labels], Labels]  # the labels that come to a block -> those that it is to move
-Leave = Callable[[str, Labels], None]  # sees a block's name, and the labels after it
+InitialLabels = Callable[[tuple[int, int]], Tensor]  # a grid (h, w) -> the labels of its tokens (B, h·w, K)
+Enter = Callable[[Labels], Labels]  # the labels before a block -> those that it moves
+Leave = Callable[[str, Labels], None]  # called with a block's name and the labels after it
 
 
 class Flow(NamedTuple):
     """The labels that arrive: (own, partner) for K = 2 sources."""
 
     heads: Tensor  # (B, heads, K), one row for each classifier; a distilled DeiT has two
-    tokens: Tensor | None  # (B, h·w, K), one row for each patch token, where they were asked for
+    tokens: Tensor | None  # (B, h·w, K), one row for each patch token; None unless requested
 
 
 class Layer(NamedTuple):
@@ -45,31 +45,68 @@ class Layer(NamedTuple):
         return self.share[:, self.share.shape[1] - self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
 
 
-class Follower:
-    """Hooks on a model that move labels along with its tokens while `run` runs, and do nothing otherwise.
+class PerThread(threading.local):
+    """A value that every thread has to itself, None at first. Copies and pickles start with None, too."""
 
-    The hooks go with `owner`. Hooks and state are plain data, so that copies and pickles have their own, wired alike.
+    value: Any
+
+    def __init__(self) -> None:  # called once in each thread
+        self.value = None
+
+    def __reduce__(self) -> tuple[type["PerThread"], tuple[()]]:
+        return PerThread, ()
+
+
+class Hooks:
+    """Hooks that are removed from their modules when this object is deleted.
+
+    A copy or an unpickled one holds the hooks of the modules that were copied or unpickled along with it.
+    """
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self.handles = handles
+
+    def __del__(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+@dataclass(eq=False)
+class ForwardPass:
+    """The state of one call of `Follower.run`."""
+
+    follower: "Follower"
+    labels: Labels
+    head_tokens: int  # how many leading tokens are enough in the end; 0: all are needed
+    initial_labels: InitialLabels | None
+    enter: Enter | None
+    leave: Leave | None
+    taps: dict[str, Tensor] = field(default_factory=dict)  # since the last step
+    fired: list[str] = field(default_factory=list)
+    image_label: Tensor = field(init=False)  # (B, K): the label of the whole image
+
+    def __post_init__(self) -> None:
+        self.image_label = self.labels.values.mean(1)
+
+    def restart(self, labels: Labels) -> None:
+        """Go on with labels of other sources."""
+        self.labels, self.image_label = labels, labels.values.mean(1)
+
+
+class Follower:
+    """Hooks on a model that move labels along with its tokens during `run`, and do nothing otherwise.
+
+    All that changes belongs to one call of `run` and to its thread: the model may be used in other threads, with or
+    without this follower. The hooks go with the follower, which they do not refer to; copies have their own.
     """
 
     def __init__(
-        self,
-        owner: object,
-        model: nn.Module,
-        layers: Iterable[int] | None,
-        residual: bool,
-        label_prefix: bool = True,
+        self, model: nn.Module, layers: Iterable[int] | None, residual: bool, label_prefix: bool = True
     ) -> None:
         self.model_kind = known_model(model)  # kinds, not adapters: functions do not always pickle
         self.residual = residual
         self.label_prefix = label_prefix
-        self.labels: Labels | None = None  # None: idle
-        self.start: Start | None = None
-        self.image_label: Tensor | None = None  # (B, K): the label of the whole image
-        self.taps: dict[str, Tensor] = {}
-        self.enter: Enter | None = None
-        self.leave: Leave | None = None
-        self.head_tokens = 0  # how many leading tokens are enough in the end; 0: all are needed
-        self.fired: list[str] = []
+        self.current = PerThread()  # ForwardPass, or None: idle
 
         MODELS[self.model_kind].head_tokens(model)  # refuses what cannot be followed
         names = {module: name for name, module in model.named_modules()}
@@ -83,12 +120,12 @@ class Follower:
         if not blocks:
             raise ValueError(f"the path of {type(model).__name__} has no block: register one with layer=True")
         left_out = set(blocks) - set(_choose(blocks, layers))
-        handles: list[RemovableHandle] = []
+        self.hooks = Hooks([])
         for module, kind in kinds.items():
             taps = {} if module in left_out else MODULES[kind].taps(module)
             plan = MODULES[kind].plan
-            move = _Move(
-                self,
+            move = _MoveHook(
+                self.current,
                 kind,
                 names[module],
                 last=module is blocks[-1],
@@ -96,12 +133,11 @@ class Follower:
                 plan=plan(module) if plan else None,
             )
             # First of all hooks: FSDP's own, which shard the weights again, have to come after it.
-            handles.append(module.register_forward_hook(move, prepend=True, with_kwargs=True))
+            self.hooks.handles.append(module.register_forward_hook(move, prepend=True, with_kwargs=True))
             # In front of it, since an adapter may watch its module itself.
             for tap, (watched, side) in taps.items():
-                watch = _Watch(self, tap, side, _position(watched, side))
-                handles.append(watched.register_forward_hook(watch, prepend=True, with_kwargs=True))
-        weakref.finalize(owner, _remove, handles)
+                watch = _TapHook(self.current, tap, side, _position(watched, side))
+                self.hooks.handles.append(watched.register_forward_hook(watch, prepend=True, with_kwargs=True))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -113,85 +149,84 @@ class Follower:
         images: Tensor,
         share: Tensor,
         tokens: bool = False,
-        start: Start | None = None,
+        initial_labels: InitialLabels | None = None,
         enter: Enter | None = None,
         leave: Leave | None = None,
         call: Callable[[Tensor], Any] | None = None,
     ) -> tuple[Any, Flow]:
-        """The model's own output, or what `call` makes of it, and the labels that arrive with it.
+        """Run the model, or `call` instead of it: its own output, and the labels that arrive with it.
 
-        share (B, 1, H, W) are the pixels' labels; `start` gives the tokens others, once they leave the patch embedding,
-        `enter` before every block. `leave` sees them after it.
+        share (B, 1, H, W) are the labels of the pixels. `initial_labels` replaces those of the tokens as they leave the
+        patch embedding, `enter` those before every block; `leave` is called with those after it.
         """
         _check(images, share)
         adapter = MODELS[self.model_kind]
         head_tokens = adapter.head_tokens(model)  # refuses a pooling that cannot be followed, before anything is set
-        self.start, self.enter, self.leave = start, enter, leave
-        self.head_tokens, self.fired = 0 if tokens else head_tokens, []
-        self.labels = Labels.of_pixels(share.detach())
-        self.image_label = self.labels.values.mean(1)
+        labels = Labels.of_pixels(share.detach())
+        current = ForwardPass(self, labels, 0 if tokens else head_tokens, initial_labels, enter, leave)
+        self.current.value = current
         try:
             logits = (call or model)(images)
-            arrived = self.labels
         except AssertionError as error:
-            if self.fired:
+            if current.fired:
                 raise
             size = f"{images.shape[2]}×{images.shape[3]}"  # before any token: timm's way to refuse an image size
             raise ValueError(f"{type(model).__name__} refused images of {size} pixels: {error}") from error
         finally:
-            self.labels, self.image_label, self.taps = None, None, {}
-            self.start, self.enter, self.leave = None, None, None
-        if self.fired != self.steps:
-            missing = [step for step in self.steps if step not in self.fired]
+            self.current.value = None
+        if current.fired != self.steps:
+            missing = ", ".join(step for step in self.steps if step not in current.fired)
             raise RuntimeError(
-                f"labels followed {len(self.fired)} of {len(self.steps)} modules: {type(model).__name__} did not run "
-                f"{', '.join(missing) or 'each of them once, in order'}"
+                f"labels followed {len(current.fired)} of {len(self.steps)} modules: "
+                f"{type(model).__name__} did not run {missing or 'each of them once, in order'}"
             )
+        arrived = current.labels
         with torch.no_grad(), torch.autocast(arrived.values.device.type, enabled=False):
             heads = adapter.heads(model, arrived.values)
             return logits, Flow(heads, arrived.map.flatten(1, 2) if tokens else None)
 
-    def move(self, module: nn.Module, tokens: Any, hook: "_Move") -> None:
-        assert self.labels is not None
-        assert self.image_label is not None
+    def move(self, current: ForwardPass, module: nn.Module, tokens: Any, hook: "_MoveHook") -> None:
+        """Move the labels as a module has moved its input `tokens`."""
         adapter = MODULES[hook.kind]
-        with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
-            rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-            seen = Seen(self.taps, rows, self.residual, self._prefix_label(), hook.plan)
-            is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(self.labels.values)
+        with torch.no_grad(), torch.autocast(current.labels.values.device.type, enabled=False):
+            rows = slice(current.head_tokens if hook.last and current.head_tokens else None)
+            seen = Seen(current.taps, rows, self.residual, self._prefix_label(current), hook.plan)
+            labels = current.labels
+            is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(labels.values)
             if adapter.layer and is_sequence:  # not windows, nor TNT's pixels, which are more than B
-                self.labels = seen.join(self.labels, tokens.shape[1])
-            if adapter.layer and self.enter is not None:
-                self.labels = self.enter(self.labels)
-                self.image_label = self.labels.values.mean(1)
-                seen = replace(seen, image_label=self._prefix_label())
-            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, self.labels)
+                labels = seen.join(labels, tokens.shape[1])
+            if adapter.layer and current.enter is not None:
+                labels = current.enter(labels)
+                current.restart(labels)
+                seen = replace(seen, image_label=self._prefix_label(current))
+            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, labels)
             if not isinstance(moved, Labels):
                 raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
-            self.labels = moved
-            if self.start is not None and hook.name == self.entry:
-                self.labels = Labels(self.start(self.labels.grid), self.labels.grid)
-                self.image_label = self.labels.values.mean(1)
-        self.taps = {}
-        self.fired.append(hook.name)
-        if self.leave is not None and adapter.layer:
-            self.leave(hook.name, self.labels)
+            current.labels = moved
+            if current.initial_labels is not None and hook.name == self.entry:
+                current.restart(Labels(current.initial_labels(moved.grid), moved.grid))
+        current.taps = {}
+        current.fired.append(hook.name)
+        if current.leave is not None and adapter.layer:
+            current.leave(hook.name, current.labels)
 
-    def _prefix_label(self) -> Tensor:
-        """(B, K): what a token without a place in the image starts with."""
-        assert self.image_label is not None
-        return self.image_label if self.label_prefix else torch.zeros_like(self.image_label)
+    def _prefix_label(self, current: ForwardPass) -> Tensor:
+        """(B, K): the initial label of a token without a place in the image."""
+        return current.image_label if self.label_prefix else torch.zeros_like(current.image_label)
 
 
-class _Watch:
-    """A hook that keeps what an adapter wants to see."""
+class _TapHook:
+    """A hook that records what an adapter wants to see."""
 
-    def __init__(self, follower: Follower, tap: str, side: str, position: int) -> None:
-        self.follower, self.tap, self.side, self.position = follower, tap, side, position
+    def __init__(self, current: PerThread, tap: str, side: str, position: int) -> None:
+        self.current, self.tap, self.side, self.position = current, tap, side, position
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if self.follower.labels is None:
+    # While a hook is being added or removed, PyTorch may call it in another thread without the keyword arguments.
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], *named_and_output: Any) -> None:
+        current = self.current.value
+        if current is None:
             return
+        named, output = named_and_output
         if self.side == "output":
             value = output
         elif self.side == "input":
@@ -199,34 +234,30 @@ class _Watch:
         else:
             value = inputs[self.position] if self.position < len(inputs) else named.get(self.side)
         if value is not None:
-            self.follower.taps[self.tap] = value.detach()
+            current.taps[self.tap] = value.detach()
 
 
-class _Move:
+class _MoveHook:
     """A hook that moves the labels as its module has moved the tokens."""
 
-    def __init__(self, follower: Follower, kind: type[nn.Module], name: str, last: bool, idle: bool, plan: Any) -> None:
-        self.follower, self.kind, self.name = follower, kind, name
+    def __init__(self, current: PerThread, kind: type[nn.Module], name: str, last: bool, idle: bool, plan: Any) -> None:
+        self.current, self.kind, self.name = current, kind, name
         self.last, self.idle, self.plan = last, idle, plan
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if self.follower.labels is not None:
-            self.follower.move(module, _first(inputs, named), self)
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], *named_and_output: Any) -> None:  # as _TapHook's
+        current = self.current.value
+        if current is not None:
+            current.follower.move(current, module, _first(inputs, named_and_output[0]), self)
 
 
 def _first(inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a module was called with, by place or by name."""
+    """The first argument of a module's call, positional or by keyword."""
     return inputs[0] if inputs else next(iter(named.values()), None)
 
 
 def _position(module: nn.Module, side: str) -> int:
-    """Where the argument that a tap wants stands in a call: 0 for "input"."""
+    """The position of a tap's argument in a call of its module; 0 for "input"."""
     return 0 if side in ("input", "output") else list(inspect.signature(module.forward).parameters).index(side)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _choose(blocks: list[nn.Module], layers: Iterable[int] | None) -> list[nn.Module]:

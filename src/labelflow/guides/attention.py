@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labelflow.adapters.registry import MODULES, known_module
 from labelflow.align import Student, cells_as_sources, evaluating
-from labelflow.follow import Flow, Follower
+from labelflow.follow import Flow, Follower, ForwardPass
 from labelflow.guides.base import Look, Scene
 
 
@@ -43,7 +43,7 @@ class _Watcher:
     """Hooks on one layer of a model, which go with it."""
 
     def __init__(self, model: nn.Module, layer: int) -> None:
-        self.follower = _Apart(self, model, [layer], residual=False)
+        self.follower = _Apart(model, [layer], residual=False)
 
     def look(self, student: Student, images: Tensor, grid: tuple[int, int]) -> Look:
         logits, flow = self._run(student, images, grid)
@@ -63,7 +63,7 @@ class _Watcher:
             images,
             share,
             tokens=True,
-            start=lambda tokens: F.pad(cells_as_sources(tokens, grid, images.device), (0, 1)).expand(
+            initial_labels=lambda tokens: F.pad(cells_as_sources(tokens, grid, images.device), (0, 1)).expand(
                 len(images), -1, -1
             ),
             call=lambda images: student(images).logits,  # with whatever precision the student is run in
@@ -73,12 +73,11 @@ class _Watcher:
 class _Apart(Follower):
     """Tokens without a place in the image are a source of their own, the last."""
 
-    def move(self, module: nn.Module, tokens: Any, hook: Any) -> None:
-        super().move(module, tokens, hook)
+    def move(self, current: ForwardPass, module: nn.Module, tokens: Any, hook: Any) -> None:
+        super().move(current, module, tokens, hook)
         if hook.name == self.entry:
-            assert self.image_label is not None
-            self.image_label = torch.zeros_like(self.image_label)
-            self.image_label[:, -1] = 1
+            current.image_label = torch.zeros_like(current.image_label)
+            current.image_label[:, -1] = 1
 
 
 def _find(student: Student, image: Tensor, grid: tuple[int, int]) -> _Watcher:
