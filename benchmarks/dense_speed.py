@@ -37,7 +37,7 @@ from labelflow.tasks.detect.cascade import DETECTIONS
 from labelflow.tasks.detect.data import WorldObjects
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.proposals import Anchors
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 from labelflow.tasks.segment.data import WorldMasks
 from labelflow.tasks.segment.model import Segmenter, enlarge, make_segmenter
 from labelflow.tasks.segment.task import pixel_loss

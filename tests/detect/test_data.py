@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from labelflow.chance import generator
-from labelflow.tasks.detect.data import Sample, open_source
-from labelflow.tasks.detect.packed import Packed
+from labelflow.tasks.detect.data import Packed, Sample, open_source
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.views import crop, eval_batches, flip, resize, train_batches, train_view
 

@@ -22,7 +22,7 @@ from labelflow.tasks.detect.heads import Answer, mask_loss, own_masks
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
 from labelflow.tasks.detect.pooling import STRIDES, cut, cut_masks, level_of, paste
 from labelflow.tasks.detect.proposals import ALL_STRIDES, AnchorMatcher, Anchors, region_proposals
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 from labelflow.tasks.detect.views import resize
 
 TINY = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))"

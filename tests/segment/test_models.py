@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.dense.backbone import PADDED, Backbone, Levels, make_levels, resolve
-from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
+from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 from labelflow.tasks.segment.model import Scores, Segmenter, enlarge, make_segmenter
 

@@ -20,10 +20,10 @@ class Steps:
         self.steps = steps
 
     def __call__(self, image: Image.Image) -> Tracked:
-        seen = Tracked(image, Geometry(image.size))
+        tracked = Tracked(image, Geometry(image.size))
         for step in self.steps:
-            seen = step(seen)
-        return seen
+            tracked = step(tracked)
+        return tracked
 
 
 def train_transform(data: Data) -> Transform:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labelflow.adapters.registry import MODULES, known_module
 from labelflow.align import Student, cells_as_sources, evaluating
 from labelflow.follow import Flow, Follower
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 
 
 class Attention:
@@ -30,13 +30,13 @@ class Attention:
         self.watchers: weakref.WeakKeyDictionary[nn.Module, _Watcher] = weakref.WeakKeyDictionary()
 
     @torch.no_grad()
-    def __call__(self, scene: Scene) -> Look:
-        model = scene.student.model
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
+        model = batch.student.model
         with evaluating(model):
-            grid = scene.student.token_grid((scene.images.shape[2], scene.images.shape[3]))
+            grid = batch.student.token_grid((batch.images.shape[2], batch.images.shape[3]))
             if model not in self.watchers:
-                self.watchers[model] = _find(scene.student, scene.images[:1], grid)
-            return self.watchers[model].look(scene.student, scene.images, grid)
+                self.watchers[model] = _find(batch.student, batch.images[:1], grid)
+            return self.watchers[model].guidance(batch.student, batch.images, grid)
 
 
 class _Watcher:
@@ -45,10 +45,10 @@ class _Watcher:
     def __init__(self, model: nn.Module, layer: int) -> None:
         self.follower = _Apart(self, model, [layer], residual=False)
 
-    def look(self, student: Student, images: Tensor, grid: tuple[int, int]) -> Look:
+    def guidance(self, student: Student, images: Tensor, grid: tuple[int, int]) -> Guidance:
         logits, flow = self._run(student, images, grid)
         assert flow.tokens is not None
-        return Look(flow.tokens[..., :-1].mean(1).unflatten(1, grid), logits)
+        return Guidance(flow.tokens[..., :-1].mean(1).unflatten(1, grid), logits)
 
     def moves_patches(self, student: Student, image: Tensor, grid: tuple[int, int]) -> bool:
         _, flow = self._run(student, image, grid)

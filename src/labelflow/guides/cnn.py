@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 from labelflow.models.create import create
 
 
@@ -36,16 +36,16 @@ class CNN:
         self.parameters = sum(parameter.numel() for parameter in trunk.parameters())
 
     @torch.no_grad()
-    def __call__(self, scene: Scene) -> Look:
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
         weight = next(self.trunk.parameters())
-        if weight.device != scene.images.device:
-            self.trunk.to(scene.images.device)
-        images = scene.colours.to(weight.dtype)
+        if weight.device != batch.images.device:
+            self.trunk.to(batch.images.device)
+        images = batch.denormalised.to(weight.dtype)
         if self.size and images.shape[2:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
         mean, std = (images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
         images = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
-        return Look(_mean_over_channels(self.trunk, self.trunk.forward_features(images)))
+        return Guidance(_mean_over_channels(self.trunk, self.trunk.forward_features(images)))
 
 
 def _mean_over_channels(trunk: nn.Module, features: Any) -> Tensor:

@@ -19,7 +19,7 @@ from labelflow.models import lvvit
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.classify import check_classifier, weights_file
-from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
+from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
 
 _SWIN = {"strict_img_size": False, "always_partition": True}  # windows keep their size and shift
 _VIT = {"dynamic_img_size": True}  # positions are interpolated bicubically as images come

@@ -14,7 +14,7 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, generalized_box_io
 from labelflow.tasks.detect.boxes import Chosen, Size, choose, coder, refine, refine_all
 from labelflow.tasks.detect.heads import BOX_SIDE, MASK, MASK_SIDE, Answer, BoxHead, MaskHead, mask_loss, own_masks
 from labelflow.tasks.detect.pooling import cut, cut_masks
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 
 Target = dict[str, Tensor]  # boxes (T, 4), labels (T,) from 0 to C - 1, masks (T, H, W)
 

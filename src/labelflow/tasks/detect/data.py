@@ -4,23 +4,26 @@ Everything in an annotation file is checked when a source is opened, before anyt
 Shapes: T objects, H×W pixels.
 """
 
+import pickle
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from labelflow.data.folder import few
+from labelflow.data.folder import shorten
 from labelflow.data.images import read
 from labelflow.data.world import World
 from labelflow.tasks.dense.loading import is_world, open_world
 from labelflow.tasks.detect.coco import Entry, draw, encode, evaluator, image_sizes, read_annotations, sound_objects
 from labelflow.tasks.detect.files import find_annotations, find_images, given
-from labelflow.tasks.detect.packed import Packed
 from labelflow.tasks.detect.settings import DetectData
+
+Item = TypeVar("Item")
 
 
 class Sample(NamedTuple):
@@ -46,6 +49,29 @@ class Picture(NamedTuple):
     objects: list[Object]  # without crowds
 
 
+class Packed(Generic[Item]):
+    """Items in one buffer. Processes that read them share it: no item's reference count is there to be touched, which
+    would copy the page of memory that it lies on.
+
+    >>> Packed(["cat", "dog"])[1]
+    'dog'
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        pickled = [pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in items]
+        self._bounds = np.cumsum([0, *map(len, pickled)], dtype=np.int64)
+        self._buffer = np.frombuffer(b"".join(pickled), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < len(self):
+            raise IndexError(f"there are {len(self)} items, from 0 on; {index} is none of them")
+        item: Item = pickle.loads(self._buffer[self._bounds[index] : self._bounds[index + 1]].data)
+        return item
+
+
 class Coco:
     """A data set in COCO's format. In training, crowds are left out, and images without objects unless kept."""
 
@@ -69,7 +95,7 @@ class Coco:
         present = {path.relative_to(images).as_posix() for path in images.rglob("*") if path.is_file()}
         absent = [one.file for one in pictures if one.file not in present]
         if absent:
-            raise ValueError(f"{images} lacks images of {file}: {few(absent)}")
+            raise ValueError(f"{images} lacks images of {file}: {shorten(absent)}")
         self.pictures = Packed(pictures)
 
     def __len__(self) -> int:

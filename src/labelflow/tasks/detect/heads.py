@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 class BoxHead(nn.Module):
     """Four convolutions with batch norm and a fully connected layer; from there the class, and a shift for each class.
 
-    In a run on several GPUs, the norms' statistics are those of all (`tasks/dense/student.py`).
+    In a run on several GPUs, the norms' statistics are those of all (`tasks/dense/task.py`).
     """
 
     def __init__(self, channels: int, hidden: int, classes: int) -> None:

@@ -9,7 +9,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from labelflow.tasks.detect.pooling import STRIDES
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 
 ALL_STRIDES = (*STRIDES, 2 * STRIDES[-1])
 RATIOS = 0.5, 1.0, 2.0  # of its height to its width

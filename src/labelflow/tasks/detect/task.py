@@ -13,8 +13,7 @@ from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_n
 from labelflow.tasks.detect.data import open_source
 from labelflow.tasks.detect.metrics import Detections, on_main, scores_and_classes
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
-from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.detect.views import Batch, eval_batches, train_batches
 from labelflow.tasks.parts import Changeable
 

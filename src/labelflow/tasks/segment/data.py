@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from labelflow.data.folder import few
+from labelflow.data.folder import shorten
 from labelflow.data.images import read
 from labelflow.data.world import World
 from labelflow.tasks.dense.loading import DenseSource, is_world, open_world
@@ -60,7 +60,7 @@ class Pairs:
         if len(unknown):
             known = np.flatnonzero((self.meaning >= 0) & (self.meaning != VOID))
             raise ValueError(
-                f"{path} has the class ids {few([str(one) for one in unknown])}, which are none of the "
+                f"{path} has the class ids {shorten([str(one) for one in unknown])}, which are none of the "
                 f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); mend the mask or the list of classes"
             )
         return torch.from_numpy(self.codes[values.astype(np.uint8, copy=False)])

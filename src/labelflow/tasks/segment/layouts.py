@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labelflow.data.folder import SPLITS, aside_count, few, first_folder, image_files, order_of
+from labelflow.data.folder import SPLITS, aside_count, first_folder, image_files, order_of, shorten
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
 
@@ -100,13 +100,15 @@ def pair(images: Path, masks: Path, only: set[str] | None = None) -> list[tuple[
     if only is not None:
         absent = sorted(only - set(stems))
         if absent:
-            raise ValueError(f"{images} lacks images that are listed: {few(absent)}")
+            raise ValueError(f"{images} lacks images that are listed: {shorten(absent)}")
     kept = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
     if not kept:
         raise ValueError(f"{images} has no images")
     missing = [stem for _, stem in kept if stem not in found]
     if missing:
-        raise ValueError(f"{masks} has no masks for {few(missing)}: a mask is called as its image is, with any ending")
+        raise ValueError(
+            f"{masks} has no masks for {shorten(missing)}: a mask has the name of its image, with any extension"
+        )
     return [(file, found[stem]) for file, stem in kept]
 
 

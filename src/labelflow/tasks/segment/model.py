@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labelflow.models import lvvit
 from labelflow.tasks.dense.backbone import Levels, make_levels
-from labelflow.tasks.dense.necks import Rescaled
+from labelflow.tasks.dense.layers import Rescaled
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 
 HEADS = ("upernet", "fcn")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labelflow.tasks.dense.geometry import fit
+from labelflow.tasks.dense.layers import fit
 
 Model = Callable[[Tensor], Tensor]
 
