@@ -1,4 +1,5 @@
-"""Numbers made with the original authors' programs (tests/golden/README.md)."""
+"""Golden numbers (tests/golden/README.md): made with the original authors' programs, but for Swin's, which has no
+official code and comes from our own dense oracle."""
 
 import json
 
@@ -54,6 +55,9 @@ def test_tl_align_on_deit(deit: dict) -> None:
 
 def test_tl_align_on_deit_layer_by_layer(deit: dict) -> None:
     arrays, mix, y = deit["arrays"], deit["mix"], deit["y"]
+    area = mix.tokens((14, 14)).flatten(1)  # (B, 196): patches start with their own area, the class token with λ
+    for token, share in enumerate([mix.lam, *area.T]):
+        assert_close(mix.blend(y, share), arrays["label_initial"][:, token], atol=1e-6, rtol=0)
     trace = deit["aligned"].trace(mix.apply(deit["images"]), mix.share)
     for layer, expected in zip(trace, arrays["label_cls_after_block"], strict=True):
         assert_close(mix.blend(y, layer.share[:, 0]), expected, atol=1e-5, rtol=0)
@@ -63,6 +67,7 @@ def test_tl_align_on_deit_layer_by_layer(deit: dict) -> None:
 
 
 def test_tl_align_on_swin() -> None:
+    """Against our own dense oracle."""
     facts = json.loads((GOLDEN / "tlalign_swin_tiny_final.json").read_text())
     images, mix = pasted(2, 48, 144, 64, 192)
     model = fill(timm.create_model(facts["model"], num_classes=facts["num_classes"])).eval()

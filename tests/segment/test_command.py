@@ -72,7 +72,7 @@ def test_refused(
     out = folder.parent / "run"
     command = ["segment", "segment_small", "--data", str(folder), "--out", str(out), *TINY, *extra]
     assert message in told_in_a_line(command, capsys)
-    assert not out.exists()  # the same command, mended, can begin there
+    assert not out.exists()  # the same command, fixed, can begin there
 
 
 def starting(task: str, folder: Path, *settings: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_run_that_saw_other_colours_says_which(
     Run(run).write("model.json", {"task": "train", "model": name, "arguments": {**arguments, "img_size": 64}})
     Run(run).write("recipe.json", {"task": "train", **asdict(classifier)})
     line = told_in_a_line([*starting("segment", folder), f"--{how}", str(run), "--out", str(out)], capsys)
-    assert f"{run} was trained with other colours: --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
+    assert f"{run} was trained with another mean or std: use --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
     assert not out.exists()
 
 

@@ -92,7 +92,7 @@ GEOMETRIC = frozenset(
 
 
 def follow(step: Any) -> Callable[[Tracked], Tracked]:
-    """A step of timm's transforms, as it draws, for an image whose geometry is kept."""
+    """A step of timm's transforms, with the same random draws, for a tracked image."""
     if isinstance(step, RandomResizedCropAndInterpolation):
         return Crop(step)
     if isinstance(step, RandomHorizontalFlip):

@@ -14,7 +14,7 @@ Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W)
 
 
 class Steps:
-    """One step after another, on an image whose geometry is kept."""
+    """One step after another, on a tracked image."""
 
     def __init__(self, *steps: Callable[[Tracked], Tracked]) -> None:
         self.steps = steps

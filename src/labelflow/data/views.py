@@ -30,7 +30,7 @@ class Source(Protocol):
         ...
 
     def key(self, index: int) -> str:
-        """The same for the same sample, wherever the data lies: labels are kept under it."""
+        """The same for the same sample, wherever the data lies: labels are stored under it."""
         ...
 
 

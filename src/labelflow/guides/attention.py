@@ -20,7 +20,7 @@ class Attention:
     """The last block's attention from patch token to patch token, mean over heads and queries, and the model's logits.
 
     It is one step of label flow, of the last layer only, without residual, where each cell is a source of its own and
-    tokens without a place in the image are one more, so that what goes to them is told apart and rows need no Norm.
+    tokens without a place in the image are one more, so that what goes to them stays separate and rows need no Norm.
     Blocks at a model's end that leave patch tokens alone (CaiT's class attention) are passed over.
     """
 

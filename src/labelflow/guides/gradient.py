@@ -25,7 +25,7 @@ class Gradient:
 
     size: of the images it is taken of, as a part of theirs. A whole pass costs two thirds of a training step; at half
     the size it costs a quarter of that. ViTs get position embeddings resampled to it, convolutional networks take any
-    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images as they are.
+    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images unchanged.
     """
 
     parameters = 0

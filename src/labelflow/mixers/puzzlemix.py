@@ -173,13 +173,13 @@ def moved_blocks(importance: Tensor, shown: Tensor, price: float = 0.8) -> Tenso
         cost = costs[block, wish]
         lowest = cost.new_full((batch * count,), torch.inf).scatter_reduce(0, asked, cost, "amin")
         suitor = torch.where(cost == lowest[asked], block, batch * count)
-        kept = torch.full_like(block, batch * count).scatter_reduce(0, asked, suitor, "amin")
-        away = (kept[asked] != block).nonzero().squeeze(1)
+        winner = torch.full_like(block, batch * count).scatter_reduce(0, asked, suitor, "amin")
+        away = (winner[asked] != block).nonzero().squeeze(1)
         if not len(away):
             break
         costs[away, wish[away]] += 1
         wish[away] = costs[away].argmin(1)
-    taken = torch.where(kept < batch * count, kept, block) - image
+    taken = torch.where(winner < batch * count, winner, block) - image
     return taken.view(batch, side, side)
 
 

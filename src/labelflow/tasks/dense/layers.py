@@ -15,7 +15,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def fit(size: tuple[int, int], short: int, long: int, scale: float = 1.0) -> tuple[int, int]:
-    """The size at which (H, W) fits into short × long, times a scale, with its aspect kept.
+    """The size at which (H, W) fits into short × long, times a scale, with its aspect ratio.
 
     >>> fit((240, 320), 512, 2048), fit((100, 800), 512, 2048), fit((240, 320), 512, 2048, scale=0.5)
     ((512, 683), (256, 2048), (256, 341))

@@ -48,7 +48,7 @@ def train_view(sample: Sample, generator: Generator, data: DetectData) -> Sample
 
 
 def eval_view(sample: Sample, generator: Generator) -> Sample:
-    """As it is: a detector resizes by itself, and answers in the pixels of what it was given."""
+    """Unchanged: a detector resizes by itself, and answers in the pixels of what it was given."""
     return sample
 
 
@@ -110,7 +110,7 @@ def collate(views: list[View]) -> Batch:
 
 
 def collate_images(views: list[View]) -> Batch:
-    """Without targets: an evaluation compares with what its source tells of all images at once."""
+    """Without targets: an evaluation compares with the annotations of all images at once."""
     return collate(views)._replace(targets=[])
 
 

@@ -101,15 +101,15 @@ def pair(images: Path, masks: Path, only: set[str] | None = None) -> list[tuple[
         absent = sorted(only - set(stems))
         if absent:
             raise ValueError(f"{images} lacks images that are listed: {shorten(absent)}")
-    kept = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
-    if not kept:
+    chosen = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
+    if not chosen:
         raise ValueError(f"{images} has no images")
-    missing = [stem for _, stem in kept if stem not in found]
+    missing = [stem for _, stem in chosen if stem not in found]
     if missing:
         raise ValueError(
             f"{masks} has no masks for {shorten(missing)}: a mask has the name of its image, with any extension"
         )
-    return [(file, found[stem]) for file, stem in kept]
+    return [(file, found[stem]) for file, stem in chosen]
 
 
 def _class_names(root: Path, data: SegmentData) -> list[str]:
