@@ -509,7 +509,7 @@ def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
         ({"backbone": "convmixer_768_32"}, "has no maps at strides 4, 8, 16 and 32"),
         ({"backbone": "deit_tiny_patch16_224(depth=3)"}, "need at least four blocks; this model has 3"),
         ({"head": "segformer"}, "there is no head 'segformer'; there are upernet, fcn"),
-        ({"classes": 1}, "two classes apart at least, not 1"),
+        ({"classes": 1}, "at least two classes, not 1"),
     ],
 )
 def test_errors_say_what_would_be_right(arguments: dict[str, object], message: str) -> None:
