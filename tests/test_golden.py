@@ -88,11 +88,11 @@ def test_pvt() -> None:
         assert_close(model.forward_features(images)[:, 0], arrays["features_cls"], atol=3e-4, rtol=0)
 
 
-def test_boxes_on_a_token_grid() -> None:
+@pytest.mark.parametrize("mixer", [lf.CutMix(grid=1, per_sample=True), lf.MixToken(patch=1, per_sample=True)])
+def test_boxes_on_a_token_grid(mixer: lf.mixers.Mixer) -> None:
     """On a grid of patches (here, pixels of a 14×14 image), boxes are drawn as the public code draws them."""
     facts = json.loads((GOLDEN / "mixtoken_bbox_stats.json").read_text())
-    cutmix = lf.CutMix(alpha=1.0, grid=1, per_sample=True)
-    lam = cutmix(torch.empty(40_000, 1, 14, 14), torch.Generator().manual_seed(0)).lam
+    lam = mixer(torch.empty(40_000, 1, 14, 14), torch.Generator().manual_seed(0)).lam
     assert abs(lam.mean().item() - facts["exact_mean_lam"]) < 4 * facts["std_lam"] / 200
     assert abs((lam == 1).float().mean().item() - facts["exact_p_no_mix"]) < 0.003
     histogram = facts["histogram_own_tokens_of_196"]
