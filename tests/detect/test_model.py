@@ -112,6 +112,18 @@ def test_stages_are_those_of_the_papers() -> None:
     assert (MIN_SCORE, NMS_IOU, MAX_DETECTIONS) == (0.05, 0.5, 100)
 
 
+def test_region_proposals_are_those_of_the_papers() -> None:
+    network = region_proposals(Sizes())
+    assert Anchors().sizes == ((32,), (64,), (128,), (256,), (512,))
+    assert Anchors().aspect_ratios == ((0.5, 1.0, 2.0),) * 5
+    sampler, matcher = network.fg_bg_sampler, network.proposal_matcher
+    assert (sampler.batch_size_per_image, sampler.positive_fraction, network.nms_thresh) == (256, 0.5, 0.7)
+    assert (matcher.high_threshold, matcher.low_threshold) == (0.7, 0.3)
+    for training, most in ((True, 2000), (False, 1000)):
+        network.train(training)
+        assert (network.pre_nms_top_n(), network.post_nms_top_n()) == (most, most)
+
+
 def test_losses_are_weighted_by_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     cascade = Cascade(SMALL, classes=2)
     for stage in cascade.stages:
