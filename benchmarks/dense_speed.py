@@ -33,11 +33,11 @@ from torchvision.models.segmentation import deeplabv3_resnet50, fcn_resnet50
 
 from labelflow.data.world import World
 from labelflow.spec import parse
-from labelflow.tasks.detect.cascade import DETECTIONS
+from labelflow.tasks.detect.cascade import MAX_DETECTIONS
 from labelflow.tasks.detect.data import WorldObjects
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.proposals import Anchors
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 from labelflow.tasks.segment.data import WorldMasks
 from labelflow.tasks.segment.model import Segmenter, enlarge, make_segmenter
 from labelflow.tasks.segment.task import pixel_loss
@@ -180,7 +180,7 @@ def detectors(size: int, batch: int, backbone: str, boxes: int) -> tuple[Models,
         "rpn_post_nms_top_n_train": 2 * sizes.proposals,
         "rpn_post_nms_top_n_test": sizes.proposals,
         "box_batch_size_per_image": sizes.samples,
-        "box_detections_per_img": DETECTIONS,
+        "box_detections_per_img": MAX_DETECTIONS,
     }
     box_head = FastRCNNConvFCHead((256, 7, 7), [256] * 4, [sizes.hidden], norm_layer=nn.BatchNorm2d)
     single = MaskRCNN(pyramid, rpn_anchor_generator=Anchors(), box_head=box_head, **same)

@@ -15,9 +15,9 @@ from labelflow.engine import Interrupted, Run
 from labelflow.engine.optim import norms_apart
 from labelflow.recipes import find_any
 from labelflow.tasks import evaluate_run, load_any, load_run, train_run
-from labelflow.tasks.dense.student import Whole
+from labelflow.tasks.dense.task import DenseStudent
 from labelflow.tasks.detect.model import make_detector
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 from labelflow.tasks.runs import read_any_recipe
 from labelflow.tasks.segment.model import make_segmenter
 
@@ -140,7 +140,7 @@ def test_compiled_for_training_alone() -> None:
     """Its gradients are those of the model as it is; evaluations, whose images have many sizes, compile nothing."""
     torch.manual_seed(0)
     model = make_segmenter(VIT, classes=3, width=4, image_size=32)
-    plain, compiled = Whole(deepcopy(model)), Whole(model)
+    plain, compiled = DenseStudent(deepcopy(model)), DenseStudent(model)
     compiled.compile(backend="eager")
     images = torch.rand(2, 3, 32, 32)
     for student in (plain, compiled):
@@ -156,7 +156,7 @@ def test_compiled_for_training_alone() -> None:
 
 
 def test_positions_and_norms_are_exempt_in_a_detector_too() -> None:
-    detector = Whole(make_detector(SWIN, classes=2, sizes=Sizes(channels=8, hidden=16)))
+    detector = DenseStudent(make_detector(SWIN, classes=2, sizes=Sizes(channels=8, hidden=16)))
     decays = {id(one): group["weight_decay"] for group in norms_apart(detector, 0.05) for one in group["params"]}
     named = dict(detector.named_parameters())
     tables = [name for name in named if "relative_position_bias_table" in name]

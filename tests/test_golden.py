@@ -1,4 +1,5 @@
-"""Numbers made with the original authors' programs (tests/golden/README.md)."""
+"""Golden numbers (tests/golden/README.md): made with the original authors' programs, but for Swin's, which has no
+official code and comes from our own dense oracle."""
 
 import json
 
@@ -54,6 +55,9 @@ def test_tl_align_on_deit(deit: dict) -> None:
 
 def test_tl_align_on_deit_layer_by_layer(deit: dict) -> None:
     arrays, mix, y = deit["arrays"], deit["mix"], deit["y"]
+    area = mix.tokens((14, 14)).flatten(1)  # (B, 196): patches start with their own area, the class token with λ
+    for token, share in enumerate([mix.lam, *area.T]):
+        assert_close(mix.blend(y, share), arrays["label_initial"][:, token], atol=1e-6, rtol=0)
     trace = deit["aligned"].trace(mix.apply(deit["images"]), mix.share)
     for layer, expected in zip(trace, arrays["label_cls_after_block"], strict=True):
         assert_close(mix.blend(y, layer.share[:, 0]), expected, atol=1e-5, rtol=0)
@@ -63,6 +67,7 @@ def test_tl_align_on_deit_layer_by_layer(deit: dict) -> None:
 
 
 def test_tl_align_on_swin() -> None:
+    """Against our own dense oracle."""
     facts = json.loads((GOLDEN / "tlalign_swin_tiny_final.json").read_text())
     images, mix = pasted(2, 48, 144, 64, 192)
     model = fill(timm.create_model(facts["model"], num_classes=facts["num_classes"])).eval()
@@ -83,11 +88,11 @@ def test_pvt() -> None:
         assert_close(model.forward_features(images)[:, 0], arrays["features_cls"], atol=3e-4, rtol=0)
 
 
-def test_boxes_on_a_token_grid() -> None:
+@pytest.mark.parametrize("mixer", [lf.CutMix(grid=1, per_sample=True), lf.MixToken(patch=1, per_sample=True)])
+def test_boxes_on_a_token_grid(mixer: lf.mixers.Mixer) -> None:
     """On a grid of patches (here, pixels of a 14×14 image), boxes are drawn as the public code draws them."""
     facts = json.loads((GOLDEN / "mixtoken_bbox_stats.json").read_text())
-    cutmix = lf.CutMix(alpha=1.0, grid=1, per_sample=True)
-    lam = cutmix(torch.empty(40_000, 1, 14, 14), torch.Generator().manual_seed(0)).lam
+    lam = mixer(torch.empty(40_000, 1, 14, 14), torch.Generator().manual_seed(0)).lam
     assert abs(lam.mean().item() - facts["exact_mean_lam"]) < 4 * facts["std_lam"] / 200
     assert abs((lam == 1).float().mean().item() - facts["exact_p_no_mix"]) < 0.003
     histogram = facts["histogram_own_tokens_of_196"]

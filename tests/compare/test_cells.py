@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
+from torch import Generator, Tensor
 
 from labelflow.compare import make_cells
 from labelflow.compare.cells import Cell, code_version, run_cell
 from labelflow.compare.speed import measure_speeds
 from labelflow.data import Data
 from labelflow.engine import Training
-from labelflow.guides import Mixing
+from labelflow.mix import Mix
+from labelflow.mixers import Mixer, make_mixer
 from labelflow.recipes.methods import METHODS, find_method, token_side
 from labelflow.tasks import Classification, Recipe
 
@@ -140,17 +142,17 @@ def test_methods_of_one_s_own() -> None:
 def test_mixers_in_turn_are_all_measured() -> None:
     asked: list[str] = []
 
-    class Told(Mixing):
-        def __init__(self, text: str) -> None:
-            super().__init__(text)
-            self.text = text
+    def make_recorded(text: str) -> Mixer:
+        mixer = make_mixer(text)
 
-        def __call__(self, *arguments: object) -> object:
-            asked.append(self.text)
-            return super().__call__(*arguments)
+        def recorded(images: Tensor, generator: Generator | None = None) -> Mix:
+            asked.append(text)
+            return mixer(images, generator)
+
+        return recorded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labelflow.compare.speed.Mixing", Told)
+        patch.setattr("labelflow.compare.speed.make_mixer", make_recorded)
         measure_speeds({"both": METHODS["mixup_cutmix"].of(RECIPE)}, 1)
     assert asked == ["mixup(alpha=0.8)", "cutmix(alpha=1.0)"] * 2
 

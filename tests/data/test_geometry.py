@@ -14,7 +14,8 @@ from torch import Tensor
 
 from labelflow.chance import drawn_from
 from labelflow.data import Data, Folder, train_transform
-from labelflow.data.geometry import Geometry, Matrix, Tracked
+from labelflow.data.geometry import Geometry, Matrix, OnImage, Tracked
+from labelflow.data.transforms import _posterize
 from labelflow.labels import Draft, Manifest, Store, StoreLabels
 from labelflow.sparse import TokenLabels
 
@@ -164,13 +165,16 @@ def test_views_are_bit_for_bit_timms(changes: dict) -> None:
     assert compared > 50
 
 
-@pytest.mark.parametrize("policy", ["v0", "rand-m9-mstd0.5-inc1", "rand-m1-mstd0.5"])
-def test_posterizing_to_no_bits_is_no_error(policy: str) -> None:
-    """timm asks for it, and Pillow refuses it since version 13."""
-    transform, image = train_transform(replace(PLAIN, image_size=32, auto_augment=policy)), coordinates(40, 30)
-    for seed in range(300):
-        with drawn_from(seed):
-            transform(image)
+@pytest.mark.parametrize(("magnitude", "values"), [(9, {0, 128}), (10, {0})])
+def test_posterizing_to_no_bits_is_black(magnitude: int, values: set[int]) -> None:
+    """timm's RandAugment posterizes to 4 - ⌊4·m/10⌋ bits; Pillow refuses 0 bits since version 13."""
+    transform = train_transform(replace(PLAIN, image_size=32, interpolation="bilinear", auto_augment="rand-n1-inc1"))
+    step = next(step for step in transform.steps if isinstance(step, RandAugment))
+    step.ops = [op for op in step.ops if op.aug_fn.__class__ is OnImage and op.aug_fn.step is _posterize][:1]
+    step.ops[0].prob, step.ops[0].magnitude, step.choice_weights = 1.0, magnitude, None
+    with drawn_from(0):
+        image = transform(coordinates(40, 30)).image
+    assert {round(255 * value) for value in image.unique().tolist()} == values
 
 
 # ---- labels of views

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from labelflow.chance import drawn_from
 from labelflow.data import Data, World, eval_batches, train_batches, train_transform
-from labelflow.data.views import Draw, EvalBatches, TrainBatches
+from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, load_sample
 
 HOW = {"batch": 12, "group": 3, "updates": 9, "seed": 1}
 
@@ -101,9 +101,47 @@ def test_what_does_not_fit(how: dict, message: str) -> None:
         TrainBatches(40, **HOW | how)
 
 
-def test_randaugment_may_leave_no_bits() -> None:
-    """Pillow 13 refuses what timm's RandAugment asks for at its strongest."""
-    transform = train_transform(Data(image_size=32, auto_augment="rand-m10-n4-inc1", workers=0))
-    for number in range(60):
-        with drawn_from(number):
-            transform(World("train", 60, 32).load(number)[0])
+class Damaged(World):
+    """A world some of whose samples cannot be read."""
+
+    damaged: frozenset[int] = frozenset()
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        if index in self.damaged:
+            raise OSError(f"broken in the middle of {index}")
+        return super().load(index)
+
+
+def test_the_next_readable_sample_takes_a_damaged_ones_place_in_training() -> None:
+    world = Damaged("train", 40, 32)
+    world.damaged = frozenset({38, 39, 0})
+    views = Views(world, train_transform(Data(image_size=32, workers=0)), seed=1, training=True)
+    view = views[Draw(38, epoch=2, position=5)]
+    assert (view.label, view.weight) == (world.load(1)[1], 1.0)
+    assert view.problem == f"{world.name(38)}: broken in the middle of 38"  # the one that was asked for
+    assert torch.equal(view.image, views[Draw(1, epoch=2, position=5)].image)
+    assert views[Draw(1, epoch=2, position=5)].problem == ""
+    world.damaged = frozenset(range(40))
+    with pytest.raises(ValueError, match=r"cannot read 20 samples in a row, the first of which is .*: broken"):
+        views[Draw(3, epoch=0, position=0)]
+
+
+def test_a_damaged_sample_does_not_count_in_an_evaluation() -> None:
+    world = Damaged("val", 8, 32)
+    world.damaged = frozenset({3})
+    views = Views(world, train_transform(Data(image_size=32, workers=0)), seed=1, training=False)
+    assert [views[Draw(number, 0, number)].weight for number in range(8)] == [1, 1, 1, 0, 1, 1, 1, 1]
+    assert views[Draw(3, 0, 3)].problem == f"{world.name(3)}: broken in the middle of 3"
+
+
+def test_a_problem_names_its_sample_once() -> None:
+    class Misfits(Damaged):
+        def load(self, index: int) -> tuple[Image.Image, int]:
+            raise ValueError(f"{self.name(index)} has no pixels")
+
+    world = Misfits("val", 8, 32)
+    assert load_sample(world, 5, training=False, blank=lambda: "blank") == (
+        5,
+        "blank",
+        f"{world.name(5)} has no pixels",
+    )

@@ -36,7 +36,7 @@ def box(*sides: float) -> Spoil:
 
 
 REFUSED: list[tuple[str, Spoil, list[str], str]] = [
-    ("train", box(34, 6, 10, 8), [], "leaves its image, which is 40 wide and 30 high; mend it, or leave such objects"),
+    ("train", box(34, 6, 10, 8), [], "leaves its image, which is 40 wide and 30 high; fix it, or drop such objects"),
     ("val", box(4, 6, 0, 8), [], "has no area: width and height must be greater than 0"),
     ("train", lambda told: told.update(annotations=[]), [], "has no objects to train on"),
     ("val", lambda told: told.update(annotations=[]), [], "has no objects to evaluate on"),
@@ -45,7 +45,7 @@ REFUSED: list[tuple[str, Spoil, list[str], str]] = [
     ("val", lambda told: told["categories"].pop(), [], "the evaluation data has other classes: 1 instead of 2"),
     ("train", lambda told: told["categories"][1].update(name="square"), [], "two categories are called 'square'"),
     ("train", lambda told: told["annotations"][0].update(category_id=[1]), [], "category_id [1], which categories"),
-    ("train", lambda told: told["images"][0].update(file_name=["1.png"]), [], "file_name of image 1 is no text"),
+    ("train", lambda told: told["images"][0].update(file_name=["1.png"]), [], "file_name of image 1 must be a string"),
     ("train", lambda told: None, ["--backbone", VIT], "needs levels at strides 4, 8, 16 and 32; those of vit_tiny"),
     ("train", lambda told: None, ["--batch", "4", "--group", "4"], "batch of 4 is more than the 2 training samples"),
     ("train", lambda told: None, ["--channels", "0"], "channels must be at least 1, not 0"),
@@ -71,4 +71,4 @@ def test_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("labelflow: ")
     assert message in line
-    assert not out.exists()  # the same command, mended, can begin there
+    assert not out.exists()  # the same command, fixed, can begin there

@@ -15,14 +15,24 @@ from torchvision.ops import box_iou
 
 from labelflow.data.world import World
 from labelflow.models.create import create
-from labelflow.tasks.detect.boxes import Chosen, assign, choose, coder, refine, refine_all
-from labelflow.tasks.detect.cascade import SETTINGS, Cascade, Stage, pick
+from labelflow.tasks.detect.boxes import SampledBoxes, assign, coder, refine, refine_all, sample_boxes
+from labelflow.tasks.detect.cascade import (
+    BOX_WEIGHT,
+    MAX_DETECTIONS,
+    MIN_SCORE,
+    NMS_IOU,
+    POSITIVE_FRACTION,
+    STAGES,
+    Cascade,
+    Stage,
+    pick,
+)
 from labelflow.tasks.detect.data import Sample
-from labelflow.tasks.detect.heads import Answer, mask_loss, own_masks
+from labelflow.tasks.detect.heads import BoxPrediction, mask_loss, own_masks
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
 from labelflow.tasks.detect.pooling import STRIDES, cut, cut_masks, level_of, paste
 from labelflow.tasks.detect.proposals import ALL_STRIDES, AnchorMatcher, Anchors, region_proposals
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 from labelflow.tasks.detect.views import resize
 
 TINY = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))"
@@ -49,12 +59,12 @@ def naive_overlap(one: list[float], other: list[float]) -> tuple[float, float]:
     return common / union, common / union - (hull - union) / hull
 
 
-def naive_move(box: list[float], shift: list[float], spread: tuple[float, ...]) -> list[float]:
+def naive_move(box: list[float], shift: list[float], std: tuple[float, ...]) -> list[float]:
     left, top, right, bottom = box
     width, height = right - left, bottom - top
-    x = left + width / 2 + shift[0] * spread[0] * width
-    y = top + height / 2 + shift[1] * spread[1] * height
-    width, height = width * math.exp(shift[2] * spread[2]), height * math.exp(shift[3] * spread[3])
+    x = left + width / 2 + shift[0] * std[0] * width
+    y = top + height / 2 + shift[1] * std[1] * height
+    width, height = width * math.exp(shift[2] * std[2]), height * math.exp(shift[3] * std[3])
     return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
 
 
@@ -82,50 +92,95 @@ def test_sizes_are_those_of_the_papers(
     assert (millions, billions) == (pytest.approx(paper_parameters, rel=0.02), pytest.approx(paper_macs, rel=0.02))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_boxes_move_by_their_own_class(setting: tuple) -> None:
-    boxes, shifts, classes = random_boxes(6), torch.randn(6, 3, 4), torch.tensor([0, 2, 1, 1, 0, 2])
-    code = coder(setting.spread)
+IOUS = (0.5, 0.6, 0.7)  # Cascade R-CNN, and the Swin Transformer's detectors
+STDS = ((0.1, 0.1, 0.2, 0.2), (0.05, 0.05, 0.1, 0.1), (0.033, 0.033, 0.067, 0.067))
+WEIGHTS = (1.0, 0.5, 0.25)
+
+
+def test_stages_are_those_of_the_papers() -> None:
+    assert [tuple(stage) for stage in STAGES] == list(zip(IOUS, STDS, WEIGHTS, strict=True))
+    stages = Cascade(SMALL, classes=2).stages
+    truth = torch.tensor([[0.0, 0, 100, 100]])
+    target = {"boxes": truth, "labels": torch.tensor([1])}
+    for stage, iou, std in zip(stages, IOUS, STDS, strict=True):
+        below, above = ([0.0, 0, 100, 100 * (iou + by)] for by in (-0.01, 0.01))
+        [sampled] = stage.sample([torch.tensor([below, above])], [target])
+        assert sampled.match.tolist() == [-1, 0, 0]  # the true box itself comes last
+        moved = refine(truth, torch.ones(1, 2, 4), torch.tensor([1]), stage.code)
+        assert_close(moved, torch.tensor([naive_move(truth[0].tolist(), [1.0] * 4, std)]))
+    assert (BOX_WEIGHT, POSITIVE_FRACTION, Sizes().samples) == (10.0, 0.25, 512)
+    assert (MIN_SCORE, NMS_IOU, MAX_DETECTIONS) == (0.05, 0.5, 100)
+
+
+def test_region_proposals_are_those_of_the_papers() -> None:
+    network = region_proposals(Sizes())
+    assert Anchors().sizes == ((32,), (64,), (128,), (256,), (512,))
+    assert Anchors().aspect_ratios == ((0.5, 1.0, 2.0),) * 5
+    sampler, matcher = network.fg_bg_sampler, network.proposal_matcher
+    assert (sampler.batch_size_per_image, sampler.positive_fraction, network.nms_thresh) == (256, 0.5, 0.7)
+    assert (matcher.high_threshold, matcher.low_threshold) == (0.7, 0.3)
+    for training, most in ((True, 2000), (False, 1000)):
+        network.train(training)
+        assert (network.pre_nms_top_n(), network.post_nms_top_n()) == (most, most)
+
+
+def test_losses_are_weighted_by_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    cascade = Cascade(SMALL, classes=2)
+    for stage in cascade.stages:
+        monkeypatch.setattr(stage, "box_losses", lambda *given: {"class": torch.ones(()), "box": torch.ones(())})
+        monkeypatch.setattr(stage, "mask_loss", lambda *given: torch.ones(()))
+    truth = torch.tensor([[20.0, 24, 60, 70]])
+    target = {"boxes": truth, "labels": torch.tensor([1]), "masks": torch.ones(1, 128, 128)}
+    features = {str(stride): torch.zeros(1, 32, 128 // stride, 128 // stride) for stride in ALL_STRIDES}
+    _, losses = cascade(features, [truth + 1], [(128, 128)], [target])
+    expected = {f"stage{n}_{name}": w for n, w in enumerate(WEIGHTS, 1) for name in ("class", "box", "mask")}
+    assert {name: float(loss) for name, loss in losses.items()} == expected
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_boxes_move_by_their_own_class(std: tuple[float, float, float, float]) -> None:
+    boxes, deltas, classes = random_boxes(6), torch.randn(6, 3, 4), torch.tensor([0, 2, 1, 1, 0, 2])
+    code = coder(std)
     expected = [
-        naive_move(box, shift[kind], setting.spread)
-        for box, shift, kind in zip(boxes.tolist(), shifts.tolist(), classes.tolist(), strict=True)
+        naive_move(box, shift[kind], std)
+        for box, shift, kind in zip(boxes.tolist(), deltas.tolist(), classes.tolist(), strict=True)
     ]
-    moved = refine(boxes, shifts, classes, code)
+    moved = refine(boxes, deltas, classes, code)
     assert_close(moved, torch.tensor(expected), atol=1e-3, rtol=1e-4)
-    everything = refine_all(boxes, shifts, code, (80, 90))
+    everything = refine_all(boxes, deltas, code, (80, 90))
     limits = torch.tensor([90.0, 80, 90, 80])
     assert_close(everything[torch.arange(6), classes], moved.clamp(min=0).minimum(limits))
 
 
 def test_what_is_coded_is_found_again() -> None:
     boxes, truth = random_boxes(5), random_boxes(5)
-    for setting in SETTINGS:
-        code = coder(setting.spread)
-        shifts = code.encode_single(truth, boxes)
+    for std in STDS:
+        code = coder(std)
+        deltas = code.encode_single(truth, boxes)
         assert_close(
-            refine(boxes, shifts[:, None], torch.zeros(5, dtype=torch.long), code), truth, atol=1e-3, rtol=1e-4
+            refine(boxes, deltas[:, None], torch.zeros(5, dtype=torch.long), code), truth, atol=1e-3, rtol=1e-4
         )
 
 
 def test_boxes_belong_to_the_truth_that_they_overlap_most() -> None:
     boxes, truth = random_boxes(300), random_boxes(8)
-    for overlap in (0.3, 0.5, 0.7):
+    for iou in (0.3, 0.5, 0.7):
         expected = []
         for box in boxes.tolist():
             overlaps = [naive_overlap(box, other)[0] for other in truth.tolist()]
-            expected.append(overlaps.index(max(overlaps)) if max(overlaps) >= overlap else -1)
-        assert assign(boxes, truth, overlap).tolist() == expected
-        assert max(expected) >= 0 or overlap > 0.5
+            expected.append(overlaps.index(max(overlaps)) if max(overlaps) >= iou else -1)
+        assert assign(boxes, truth, iou).tolist() == expected
+        assert max(expected) >= 0 or iou > 0.5
     assert assign(boxes, truth[:0], 0.5).tolist() == [-1] * 300
 
 
 def test_a_stage_is_trained_on_a_balanced_choice() -> None:
     truth = random_boxes(3)
     near = truth.repeat(40, 1) + torch.rand(120, 4)
-    chosen = choose(torch.cat([near, random_boxes(200) + 200]), truth, 0.5, 64, 0.25)
+    chosen = sample_boxes(torch.cat([near, random_boxes(200) + 200]), truth, 0.5, 64, 0.25)
     assert (len(chosen.boxes), len(chosen.matched)) == (64, 16)
     assert_close(assign(chosen.boxes, truth, 0.5), chosen.match)
-    few = choose(random_boxes(20) + 200, truth, 0.5, 64, 0.25)  # what there is, and the true boxes
+    few = sample_boxes(random_boxes(20) + 200, truth, 0.5, 64, 0.25)  # what there is, and the true boxes
     assert_close(few.boxes[few.added], truth)
     assert few.match[few.added].tolist() == [0, 1, 2]
     assert few.classes(torch.tensor([7, 5, 6]), background=9).tolist() == [9] * 20 + [7, 5, 6]
@@ -214,8 +269,8 @@ def test_masks_are_pasted_where_they_were_cut_out() -> None:
     boxes = torch.from_numpy(scene.boxes)
     cuts = cut_masks(masks, boxes, torch.arange(2), 28)
     again = paste(cuts, boxes, (128, 128))
-    overlap = (again & masks).sum((1, 2)) / (again | masks).sum((1, 2))
-    assert (overlap > 0.9).all()
+    iou = (again & masks).sum((1, 2)) / (again | masks).sum((1, 2))
+    assert (iou > 0.9).all()
     assert_close(cut_masks(masks, boxes.flip(0), torch.tensor([1, 0]), 28), cuts.flip(0))
     left, top = boxes[1, :2].int().tolist()
     square = torch.tensor([[left, top, left + 28, top + 28]], dtype=torch.float32)  # a pixel of the mask for each cell
@@ -246,23 +301,23 @@ def test_pasting_is_bilinear() -> None:
 
 
 def test_losses_of_a_stage_against_the_equations() -> None:
-    stage = Stage(SETTINGS[1], SMALL, classes=3)
+    stage = Stage(STAGES[1], SMALL, classes=3)
     truth, boxes = random_boxes(2), random_boxes(6)
-    chosen = Chosen(boxes, torch.tensor([-1, 1, 0, -1, 1, -1]), torch.zeros(6, dtype=torch.bool))
+    chosen = SampledBoxes(boxes, torch.tensor([-1, 1, 0, -1, 1, -1]), torch.zeros(6, dtype=torch.bool))
     targets = [{"boxes": truth, "labels": torch.tensor([2, 0])}]
     classes = chosen.classes(targets[0]["labels"], 3)
     assert classes.tolist() == [3, 0, 2, 3, 0, 3]
-    answer = Answer(torch.randn(6, 4), torch.randn(6, 3, 4, requires_grad=True))
-    losses = stage.box_losses(answer, [chosen], targets, classes)
+    prediction = BoxPrediction(torch.randn(6, 4), torch.randn(6, 3, 4, requires_grad=True))
+    losses = stage.box_losses(prediction, [chosen], targets, classes)
     missed = 0.0
     for number, true, kind in ((1, 1, 0), (2, 0, 2), (4, 1, 0)):
-        moved = naive_move(boxes[number].tolist(), answer.shifts[number, kind].tolist(), SETTINGS[1].spread)
+        moved = naive_move(boxes[number].tolist(), prediction.deltas[number, kind].tolist(), STDS[1])
         missed += 1 - naive_overlap(moved, truth[true].tolist())[1]
     assert losses["box"].item() == pytest.approx(10 * missed / 6, rel=1e-4)
-    likelihood = answer.logits.softmax(1)[torch.arange(6), classes]
+    likelihood = prediction.logits.softmax(1)[torch.arange(6), classes]
     assert_close(losses["class"], -likelihood.log().mean())
     losses["box"].backward()
-    moved_by = answer.shifts.grad.abs().sum(2).nonzero().tolist()
+    moved_by = prediction.deltas.grad.abs().sum(2).nonzero().tolist()
     assert moved_by == [[1, 0], [2, 2], [4, 0]]  # no other class learns from a box
 
 
@@ -274,29 +329,30 @@ def test_mask_loss_is_that_of_the_own_class() -> None:
 
 
 class Says(nn.Module):
-    """A head that always answers the same."""
+    """A head that always predicts the same."""
 
-    def __init__(self, answer: Answer | Tensor) -> None:
+    def __init__(self, prediction: BoxPrediction | Tensor) -> None:
         super().__init__()
-        self.answer = answer
+        self.prediction = prediction
 
-    def forward(self, features: Tensor) -> Answer | Tensor:
-        return self.answer if isinstance(self.answer, Answer) else self.answer.expand(len(features), -1, -1, -1)
+    def forward(self, features: Tensor) -> BoxPrediction | Tensor:
+        fixed = self.prediction
+        return fixed if isinstance(fixed, BoxPrediction) else fixed.expand(len(features), -1, -1, -1)
 
 
 def test_three_stages_refine_boxes_one_after_another_and_are_averaged() -> None:
     cascade = Cascade(SMALL, classes=2).eval()
     proposal = [20.0, 24, 60, 70]
     logits = torch.tensor([[[3.0, 0.5, 0]], [[0.2, 2.5, 0]], [[0, 4.0, 1]]])  # the likeliest: 0, 1, 1
-    shifts, masks = torch.randn(3, 1, 2, 4), torch.randn(3, 1, 2, 28, 28)
+    deltas, masks = torch.randn(3, 1, 2, 4), torch.randn(3, 1, 2, 28, 28)
     for number, stage in enumerate(cascade.stages):
-        stage.box, stage.mask = Says(Answer(logits[number], shifts[number])), Says(masks[number])
+        stage.box, stage.mask = Says(BoxPrediction(logits[number], deltas[number])), Says(masks[number])
     features = {str(stride): torch.zeros(1, 32, 128 // stride, 128 // stride) for stride in ALL_STRIDES}
     [found], losses = cascade(features, [torch.tensor([proposal])], [(128, 128)])
     assert losses == {}
-    first = naive_move(proposal, shifts[0, 0, 0].tolist(), SETTINGS[0].spread)
-    second = naive_move(first, shifts[1, 0, 1].tolist(), SETTINGS[1].spread)
-    last = [naive_move(second, shifts[2, 0, kind].tolist(), SETTINGS[2].spread) for kind in (1, 0)]
+    first = naive_move(proposal, deltas[0, 0, 0].tolist(), STDS[0])
+    second = naive_move(first, deltas[1, 0, 1].tolist(), STDS[1])
+    last = [naive_move(second, deltas[2, 0, kind].tolist(), STDS[2]) for kind in (1, 0)]
     scores = logits.softmax(2).mean(0)[0]
     assert found["labels"].tolist() == [1, 0]  # the better one comes first
     assert_close(found["scores"], scores[[1, 0]])
@@ -308,10 +364,10 @@ def test_three_stages_refine_boxes_one_after_another_and_are_averaged() -> None:
 class Moves(nn.Module):
     """A box head that knows no class and moves every box a little, each class its own way."""
 
-    def forward(self, features: Tensor) -> Answer:
+    def forward(self, features: Tensor) -> BoxPrediction:
         logits = features.new_tensor([1.0, 0, 3]).expand(len(features), 3)
-        shifts = torch.tensor([[0.5, -0.5, 0.2, 0.1], [-0.4, 0.3, -0.2, 0.3]]).expand(len(features), 2, 4)
-        return Answer(logits, shifts)
+        deltas = torch.tensor([[0.5, -0.5, 0.2, 0.1], [-0.4, 0.3, -0.2, 0.3]]).expand(len(features), 2, 4)
+        return BoxPrediction(logits, deltas)
 
 
 def test_in_training_a_stage_gets_what_the_one_before_has_refined_without_the_truth(
@@ -324,15 +380,15 @@ def test_in_training_a_stage_gets_what_the_one_before_has_refined_without_the_tr
     for stage in cascade.stages:
         stage.box = Moves()
         stage.box.classes = 2
-        monkeypatch.setattr(stage, "choose", lambda *given, own=stage.choose: seen.append(given[0][0]) or own(*given))
+        monkeypatch.setattr(stage, "sample", lambda *given, own=stage.sample: seen.append(given[0][0]) or own(*given))
     features = {str(stride): torch.zeros(1, 32, 128 // stride, 128 // stride) for stride in ALL_STRIDES}
     cascade(features, [proposals], [(128, 128)], [target])
     expected = proposals.tolist()
-    for boxes, setting in zip(seen, SETTINGS, strict=True):
+    for boxes, iou, std in zip(seen, IOUS, STDS, strict=True):
         assert_close(boxes, torch.tensor(expected), atol=1e-3, rtol=1e-4)
-        kinds = (int(naive_overlap(box, truth[0].tolist())[0] >= setting.overlap) for box in expected)
-        shifts = Moves()(proposals).shifts[0].tolist()  # of its true class, or of the likeliest one
-        expected = [naive_move(box, shifts[kind], setting.spread) for box, kind in zip(expected, kinds, strict=True)]
+        kinds = (int(naive_overlap(box, truth[0].tolist())[0] >= iou) for box in expected)
+        deltas = Moves()(proposals).deltas[0].tolist()  # of its true class, or of the likeliest one
+        expected = [naive_move(box, deltas[kind], std) for box, kind in zip(expected, kinds, strict=True)]
 
 
 def test_detections_of_a_class_do_not_lie_on_one_another() -> None:

@@ -25,8 +25,7 @@ from labelflow.data import Data
 from labelflow.engine import Training, checkpoint
 from labelflow.engine import run as run_folder
 from labelflow.tasks import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, train_run
-from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import SegmentData
 
 TRAINING = Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)

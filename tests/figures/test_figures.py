@@ -212,8 +212,8 @@ def test_ratio_distances_by_hand(runs: Path) -> None:
     gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
     truths: list[float] = []
     for number, pair in enumerate(pairs_of(subject, 3)):
-        mixing = ratio.Mixing("cutmix(alpha=1.0, per_sample=True)")
-        mix = ratio.draw_mix(subject, pair, mixing, number, draws=1)
+        mixer = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
+        mix = ratio.draw_mix(subject, pair, mixer, number, draws=1)
         for layer in layer_ratios(subject.model, torch.stack([seen.image for seen in pair]), mix):
             similarity = float(layer.similarity[0])
             gaps["CutMix"].append(float(mix.lam[0]) - similarity)

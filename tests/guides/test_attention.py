@@ -11,11 +11,11 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from helpers import FAMILIES, build, images_for
-from labelflow.guides import GUIDES, Scene
+from labelflow.guides import GUIDES, UnmixedBatch
 
 
-def scene(model: nn.Module, images: Tensor, student: lf.Student | None = None) -> Scene:
-    return Scene(images, torch.zeros(len(images), 5), student or lf.Student(model), (0.5,) * 3, (0.5,) * 3)
+def unmixed(model: nn.Module, images: Tensor, student: lf.Student | None = None) -> UnmixedBatch:
+    return UnmixedBatch(images, torch.zeros(len(images), 5), student or lf.Student(model), (0.5,) * 3, (0.5,) * 3)
 
 
 def by_hand(model: nn.Module, images: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -55,13 +55,13 @@ def by_hand(model: nn.Module, images: Tensor, grid: tuple[int, int]) -> Tensor:
 )
 def test_the_last_block_s_attention_between_patches(family: str, grid: tuple[int, int]) -> None:
     model, images = build(family), images_for(family)
-    look = GUIDES["attention"]()(scene(model, images))
+    guidance = GUIDES["attention"]()(unmixed(model, images))
     with torch.no_grad():
-        assert_close(look.importance, by_hand(model, images, grid), atol=1e-6, rtol=1e-5)
-        assert_close(look.logits, model(images))
-    assert look.importance.std() > 1e-3
+        assert_close(guidance.importance, by_hand(model, images, grid), atol=1e-6, rtol=1e-5)
+        assert_close(guidance.logits, model(images))
+    assert guidance.importance.std() > 1e-3
     if model.num_prefix_tokens:
-        assert look.importance.sum((1, 2)).max() < 0.999  # the rest goes to tokens without a place
+        assert guidance.importance.sum((1, 2)).max() < 0.999  # the rest goes to tokens without a place
 
 
 @pytest.mark.parametrize("family", ["swin", "swin, padded", "pvt", "cait", "xcit, average", "volo", "lvvit", "beit"])
@@ -70,7 +70,7 @@ def test_other_models(family: str) -> None:
     family = family if family in FAMILIES else next(name for name in FAMILIES if name.startswith(family))
     model, images = build(family), images_for(family)
     student = lf.Student(model, {"tokens"})
-    importance = GUIDES["attention"]()(scene(model, images, student)).importance
+    importance = GUIDES["attention"]()(unmixed(model, images, student)).importance
     assert importance.shape[1:] == student.token_grid(FAMILIES[family][2])
     assert importance.min() >= 0
     assert importance.sum((1, 2)).max() < 1 + 1e-5
@@ -88,11 +88,11 @@ def test_the_model_is_left_as_it_was() -> None:
     weights = copy.deepcopy(model.state_dict())
     guide, student = GUIDES["attention"](), lf.Student(model, {"tokens", "flow"})
     state = torch.get_rng_state()
-    looks = [guide(scene(model, images, student)) for _ in range(2)]
+    found = [guide(unmixed(model, images, student)) for _ in range(2)]
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(looks[0].importance, looks[1].importance)  # nothing was dropped
-    assert not looks[0].importance.requires_grad
-    assert not looks[0].logits.requires_grad
+    assert torch.equal(found[0].importance, found[1].importance)  # nothing was dropped
+    assert not found[0].importance.requires_grad
+    assert not found[0].logits.requires_grad
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
@@ -109,15 +109,15 @@ def test_its_hooks_go_with_it() -> None:
     guide = GUIDES["attention"]()
     student = lf.Student(model)
     mixing = hooks(model) - before  # the student's own
-    guide(scene(model, images, student))
+    guide(unmixed(model, images, student))
     once = hooks(model)
-    guide(scene(model, images, student))
+    guide(unmixed(model, images, student))
     assert hooks(model) == once > before + mixing
     del guide
     gc.collect()
     assert hooks(model) == before + mixing
     guide = GUIDES["attention"]()
-    guide(scene(model, images, student))
+    guide(unmixed(model, images, student))
     del model, student
     gc.collect()
     assert not guide.watchers  # nor does it keep a model alive
@@ -126,9 +126,9 @@ def test_its_hooks_go_with_it() -> None:
 def test_under_autocast_it_is_nearly_the_same() -> None:
     model, images = build("vit"), images_for("vit")
     guide = GUIDES["attention"]()
-    exact = guide(scene(model, images))
+    exact = guide(unmixed(model, images))
     with torch.autocast("cpu", torch.bfloat16):
-        rough = guide(scene(model, images))
+        rough = guide(unmixed(model, images))
     assert rough.importance.dtype == torch.float32
     assert_close(rough.importance, exact.importance, atol=0.02, rtol=0)
 
@@ -139,4 +139,4 @@ def test_the_student_s_precision_is_kept() -> None:
     student = lf.Student(model)
     forward = student.forward
     student.forward = torch.autocast("cpu", torch.bfloat16)(forward)  # type: ignore[method-assign]
-    assert GUIDES["attention"]()(scene(model, images, student)).logits.dtype == torch.bfloat16
+    assert GUIDES["attention"]()(unmixed(model, images, student)).logits.dtype == torch.bfloat16

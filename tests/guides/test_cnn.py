@@ -9,17 +9,20 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.guides import Mixing, Scene
+from labelflow.guides import UnmixedBatch
 from labelflow.guides.cnn import CNN
+from labelflow.mixers import guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def scene(colours: Tensor, mean: tuple[float, ...] = IMAGENET[0], std: tuple[float, ...] = IMAGENET[1]) -> Scene:
+def unmixed(
+    colours: Tensor, mean: tuple[float, ...] = IMAGENET[0], std: tuple[float, ...] = IMAGENET[1]
+) -> UnmixedBatch:
     student: lf.Student = None  # type: ignore[assignment]  # nobody asks it
     shift, scale = (torch.tensor(values).reshape(3, 1, 1) for values in (mean, std))
-    return Scene((colours - shift) / scale, torch.zeros(len(colours), 2), student, mean, std)
+    return UnmixedBatch((colours - shift) / scale, torch.zeros(len(colours), 2), student, mean, std)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +34,16 @@ def test_it_is_the_mean_over_the_channels(lite: CNN) -> None:
     """Of the model in its own colours, in eval mode; ranks are what counts, and the least cell is 0."""
     colours = torch.rand(2, 3, 64, 96)
     before = {name: value.clone() for name, value in lite.trunk.state_dict().items()}
-    seen = scene(colours)
+    seen = unmixed(colours)
     seen.images.requires_grad_()
-    look = lite(seen)
-    assert look.logits is None
-    assert not look.importance.requires_grad
+    guidance = lite(seen)
+    assert guidance.logits is None
+    assert not guidance.importance.requires_grad
     model: Any = create("tf_efficientnet_lite0", "packaged").eval()
     with torch.no_grad():
         features = model.forward_features((colours - 0.5) / 0.5)  # (2, 1280, 2, 3)
     expected = torch.stack([sum(one) / len(one) for one in features])
-    assert_close(look.importance, expected - expected.amin((1, 2), keepdim=True), atol=1e-5, rtol=1e-4)
+    assert_close(guidance.importance, expected - expected.amin((1, 2), keepdim=True), atol=1e-5, rtol=1e-4)
     after = lite.trunk.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())  # no statistics are kept
     classifier = sum(parameter.numel() for parameter in model.classifier.parameters())
@@ -49,17 +52,17 @@ def test_it_is_the_mean_over_the_channels(lite: CNN) -> None:
 
 def test_the_training_s_colours_do_not_matter(lite: CNN) -> None:
     colours = torch.rand(2, 3, 64, 64)
-    other = lite(scene(colours, (0.1, 0.2, 0.3), (1.0, 2.0, 0.5))).importance
-    assert_close(lite(scene(colours)).importance, other, atol=1e-4, rtol=1e-3)
+    other = lite(unmixed(colours, (0.1, 0.2, 0.3), (1.0, 2.0, 0.5))).importance
+    assert_close(lite(unmixed(colours)).importance, other, atol=1e-4, rtol=1e-3)
 
 
 def test_a_picture_of_any_size_has_a_map_of_49_cells() -> None:
     guide = CNN("resnet18", "", size=224)
     for shape in [(64, 64), (224, 224), (300, 100)]:
-        assert guide(scene(torch.rand(1, 3, *shape))).importance.shape == (1, 7, 7)
-    assert CNN("resnet18", "", size=0)(scene(torch.rand(1, 3, 64, 90))).importance.shape == (1, 2, 3)
+        assert guide(unmixed(torch.rand(1, 3, *shape))).importance.shape == (1, 7, 7)
+    assert CNN("resnet18", "", size=0)(unmixed(torch.rand(1, 3, 64, 90))).importance.shape == (1, 2, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        assert guide(scene(torch.rand(1, 3, 64, 64))).importance.dtype == torch.float32
+        assert guide(unmixed(torch.rand(1, 3, 64, 64))).importance.dtype == torch.float32
     assert guide.parameters == 11_176_512  # without its classifier
 
 
@@ -70,13 +73,13 @@ def test_a_cat_attracts_the_cells() -> None:
     small = nn.functional.interpolate(cat[..., 20:290, 100:370], (96, 96), mode="bilinear", antialias=True)[0]
     colours[0, :, :96, 128:] = small
     colours[1, :, 128:, :96] = small
-    mixing = Mixing("attentive_cutmix(model='tf_efficientnet_lite0', start='packaged')")
-    mix, _ = mixing(scene(colours))
+    mixer = make_mixer("attentive_cutmix(model='tf_efficientnet_lite0', start='packaged')")
+    mix, _ = mix_batch(mixer, unmixed(colours))
     assert_close(mix.lam, torch.full((2,), 43 / 49))
     pasted = 1 - mix.tokens((7, 7))
     assert pasted[0, 4:, :3].sum() >= 5  # of 6; where its partner has the cat
     assert pasted[1, :3, 4:].sum() >= 5
-    assert mixing.parameters == 3_371_008
+    assert guide_parameters(mixer) == 3_371_008
 
 
 def test_ranks_survive_below_zero() -> None:
@@ -92,10 +95,10 @@ def test_ranks_survive_below_zero() -> None:
 
     colours = torch.rand(2, 3, 32, 32)
     guide = CNN("resnet18", "", size=0)
-    expected = nn.functional.avg_pool2d(scene(colours).images, 8).mean(1).flatten(1).argsort(1)
+    expected = nn.functional.avg_pool2d(unmixed(colours).images, 8).mean(1).flatten(1).argsort(1)
     for output_fmt in ("NCHW", "NHWC"):
         guide.trunk = Negative(output_fmt)
-        importance = guide(scene(colours)).importance
+        importance = guide(unmixed(colours)).importance
         assert importance.min() >= 0
         assert torch.equal(importance.flatten(1).argsort(1), expected)
 
@@ -106,4 +109,4 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="timm has no model 'resnet1000'"):
         CNN("resnet1000", "")
     with pytest.raises(ValueError, match=r"VisionTransformer does not end with a map \(B, D, h, w\)"):
-        CNN("vit_tiny_patch16_224(depth=1)", "")(scene(torch.rand(1, 3, 224, 224)))
+        CNN("vit_tiny_patch16_224(depth=1)", "")(unmixed(torch.rand(1, 3, 224, 224)))

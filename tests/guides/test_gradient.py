@@ -12,14 +12,15 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from helpers import FAMILIES, build, images_for
-from labelflow.guides import GUIDES, Mixing, Scene
+from labelflow.guides import GUIDES, UnmixedBatch
+from labelflow.mixers import guide_parameters, make_mixer, mix_batch
 
 
-def scene(model: nn.Module, images: Tensor, student: lf.Student | None = None) -> Scene:
+def unmixed(model: nn.Module, images: Tensor, student: lf.Student | None = None) -> UnmixedBatch:
     with torch.no_grad():
         logits = model(images)
     classes = lf.soft_labels(torch.arange(len(images)), logits.shape[1], 0.1)
-    return Scene(images, classes, student or lf.Student(model), (0.5,) * 3, (0.5,) * 3)
+    return UnmixedBatch(images, classes, student or lf.Student(model), (0.5,) * 3, (0.5,) * 3)
 
 
 def by_hand(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -35,12 +36,12 @@ def by_hand(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", ["vit", "swin", "convnext"])
 def test_the_whole_gradient(family: str) -> None:
-    seen = scene(build(family), images_for(family))
-    look = GUIDES["gradient"](size=1.0)(seen)
+    seen = unmixed(build(family), images_for(family))
+    guidance = GUIDES["gradient"](size=1.0)(seen)
     with torch.no_grad():
-        assert_close(look.logits, seen.student.model(seen.images))
+        assert_close(guidance.logits, seen.student.model(seen.images))
     expected = by_hand(copy.deepcopy(seen.student.model), seen.images, seen.classes)
-    assert_close(look.importance, expected, atol=1e-6, rtol=1e-4)
+    assert_close(guidance.importance, expected, atol=1e-6, rtol=1e-4)
     assert expected.std() > 0
 
 
@@ -49,8 +50,8 @@ def test_the_whole_gradient(family: str) -> None:
 )
 def test_half_the_size_is_a_smaller_model_with_the_same_weights(family: str) -> None:
     model, images = build(family), images_for(family)
-    look = GUIDES["gradient"]()(scene(model, images))
-    size = look.importance.shape[1:]
+    guidance = GUIDES["gradient"]()(unmixed(model, images))
+    size = guidance.importance.shape[1:]
     assert size.numel() <= 0.5 * images.shape[2:].numel()
     small = copy.deepcopy(model)
     if family != "convnext":
@@ -61,19 +62,19 @@ def test_half_the_size_is_a_smaller_model_with_the_same_weights(family: str) -> 
         grids = small.patch_embed.grid_size, model.patch_embed.grid_size
         weights["pos_embed"] = resample_abs_pos_embed(weights["pos_embed"], *grids, num_prefix_tokens=prefix)
         small.load_state_dict(weights)
-    expected = by_hand(small, F.adaptive_avg_pool2d(images, size), scene(model, images).classes)
-    assert_close(look.importance, expected, atol=1e-6, rtol=1e-3)
-    assert look.logits is None  # these were of other images
+    expected = by_hand(small, F.adaptive_avg_pool2d(images, size), unmixed(model, images).classes)
+    assert_close(guidance.importance, expected, atol=1e-6, rtol=1e-3)
+    assert guidance.logits is None  # these were of other images
 
 
 @pytest.mark.parametrize("family", ["swin", "mixer"])
 def test_a_model_that_takes_no_other_size_sees_the_whole(family: str) -> None:
-    seen, guide = scene(build(family), images_for(family)), GUIDES["gradient"]()
+    seen, guide = unmixed(build(family), images_for(family)), GUIDES["gradient"]()
     whole = GUIDES["gradient"](size=1.0)(seen)
     for _ in range(2):
-        look = guide(seen)
-        assert torch.equal(look.importance, whole.importance)
-        assert look.logits is not None
+        guidance = guide(seen)
+        assert torch.equal(guidance.importance, whole.importance)
+        assert guidance.logits is not None
     assert len(guide.refused) == 1  # type: ignore[attr-defined]
 
 
@@ -82,7 +83,7 @@ def test_a_model_that_takes_no_other_size_sees_the_whole(family: str) -> None:
 def test_it_leaves_nothing_behind(family: str, size: float) -> None:
     model, images = build(family), images_for(family)
     student = lf.Student(model)
-    seen = scene(model, images, student)
+    seen = unmixed(model, images, student)
     student.train()
     next(iter(model.children())).eval()  # of a training model, a frozen part
     first = next(model.parameters())
@@ -93,9 +94,9 @@ def test_it_leaves_nothing_behind(family: str, size: float) -> None:
     state = copy.deepcopy(student.state_dict())
     chance = torch.get_rng_state()
     with torch.no_grad():
-        look = GUIDES["gradient"](size=size)(seen)
-    assert look.importance.sum() > 0
-    assert not look.importance.requires_grad
+        guidance = GUIDES["gradient"](size=size)(seen)
+    assert guidance.importance.sum() > 0
+    assert not guidance.importance.requires_grad
     assert modes == [module.training for module in student.modules()]
     assert attributes == [repr(vars(module)) for module in model.modules()]
     assert images.grad is None
@@ -125,7 +126,7 @@ class Remembering(nn.Module):
 @pytest.mark.parametrize("size", [0.5, 1.0])
 def test_a_model_that_remembers_is_as_it_was(size: float) -> None:
     model = Remembering()
-    seen = Scene(torch.rand(2, 3, 32, 32), torch.eye(5)[:2], lf.Student(model), (0.5,) * 3, (0.5,) * 3)
+    seen = UnmixedBatch(torch.rand(2, 3, 32, 32), torch.eye(5)[:2], lf.Student(model), (0.5,) * 3, (0.5,) * 3)
     assert GUIDES["gradient"](size=size)(seen).importance.sum() > 0
     assert model.last == (32, 32)
     assert list(model.cache) == ["here"]
@@ -134,19 +135,20 @@ def test_a_model_that_remembers_is_as_it_was(size: float) -> None:
 def test_puzzlemix_is_guided_by_it() -> None:
     model, images = build("vit"), images_for("vit")
     student = lf.Student(model, {"flow"})  # whose hooks are idle meanwhile
-    mix, look = Mixing("puzzlemix")(scene(model, images, student), torch.Generator().manual_seed(0))
-    assert look is not None
-    assert look.importance.shape == (4, 16, 16)
+    batch = unmixed(model, images, student)
+    mix, guidance = mix_batch(make_mixer("puzzlemix"), batch, torch.Generator().manual_seed(0))
+    assert guidance is not None
+    assert guidance.importance.shape == (4, 16, 16)
     assert mix.sources is not None
     output = student(mix.apply(images), mix)
     assert output.flow is not None
-    assert Mixing("puzzlemix").parameters == 0
+    assert guide_parameters(make_mixer("puzzlemix")) == 0
     with torch.no_grad():
         for parameter in model.head.parameters():
             parameter.zero_()
-    mix, look = Mixing("puzzlemix")(scene(model, images, student))
-    assert look is not None
-    assert (look.importance == 0).all()  # nothing matters: all parts do alike
+    mix, guidance = mix_batch(make_mixer("puzzlemix"), unmixed(model, images, student))
+    assert guidance is not None
+    assert (guidance.importance == 0).all()  # nothing matters: all parts do alike
     assert mix.lam.isfinite().all()
 
 

@@ -12,22 +12,23 @@ from torch import Generator, Tensor
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.guides import GUIDES, Mixing, Scene
+from labelflow.guides import GUIDES, UnmixedBatch
 from labelflow.guides.saliency import grey
+from labelflow.mixers import make_mixer, mix_batch
 from labelflow.spec import build
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def scene(colours: Tensor) -> Scene:
+def unmixed(colours: Tensor) -> UnmixedBatch:
     """Of colours in [0, 1]."""
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
     student: lf.Student = None  # type: ignore[assignment]  # nobody asks it
-    return Scene((colours - mean) / std, torch.zeros(len(colours), 2), student, MEAN, STD)
+    return UnmixedBatch((colours - mean) / std, torch.zeros(len(colours), 2), student, MEAN, STD)
 
 
 def saliency(colours: Tensor, kind: str = "fine") -> Tensor:
-    return GUIDES["saliency"](kind=kind)(scene(colours)).importance  # type: ignore[call-arg]
+    return GUIDES["saliency"](kind=kind)(unmixed(colours)).importance  # type: ignore[call-arg]
 
 
 def picture(height: int, width: int, seed: int, batch: int = 1) -> Tensor:
@@ -78,7 +79,7 @@ def fine_oracle(values: ndarray) -> ndarray:
 def test_grey_values_are_exact() -> None:
     """Half a step up, too, which 0.299·r + 0.587·g + 0.114·b in float32 gets wrong now and then."""
     colours = torch.randint(256, (1, 3, 200, 200)) / 255
-    assert torch.equal(grey(scene(colours).colours)[0].long(), torch.from_numpy(grey_of(colours[0])))
+    assert torch.equal(grey(unmixed(colours).denormalised)[0].long(), torch.from_numpy(grey_of(colours[0])))
 
 
 @settings(max_examples=12)
@@ -158,8 +159,9 @@ def test_a_blob_attracts_the_box(kind: str, ink: float) -> None:
     places = [(12, 20), (70, 110), (48, 9), (30, 60)]
     for one, (row, column) in zip(colours, places, strict=True):
         one[:, row - 4 : row + 4, column - 4 : column + 4] = ink
-    mixing = Mixing(f"saliencymix(kind={kind!r})")
-    shares = torch.stack([mixing(scene(colours), Generator().manual_seed(seed))[0].share[:, 0] for seed in range(30)])
+    mixer = make_mixer(f"saliencymix(kind={kind!r})")
+    mixes = [mix_batch(mixer, unmixed(colours), Generator().manual_seed(seed))[0] for seed in range(30)]
+    shares = torch.stack([mix.share[:, 0] for mix in mixes])
     for share, (row, column) in zip(shares.unbind(1), reversed(places), strict=True):  # "flip"
         pasted = 1 - share  # (30, 96, 128)
         wide = pasted.sum((1, 2)) > 16 * 24
@@ -168,7 +170,7 @@ def test_a_blob_attracts_the_box(kind: str, ink: float) -> None:
 
 
 def test_it_changes_no_numbers_and_needs_no_gradient() -> None:
-    seen = scene(picture(32, 32, seed=0))
+    seen = unmixed(picture(32, 32, seed=0))
     seen.images.requires_grad_()
     guide = build("saliency", GUIDES, "guide")
     assert not guide(seen).importance.requires_grad
@@ -180,4 +182,4 @@ def test_it_changes_no_numbers_and_needs_no_gradient() -> None:
 
 def test_bad_kind() -> None:
     with pytest.raises(ValueError, match="kind must be one of fine, spectral, not 'rough'"):
-        Mixing("saliencymix(kind='rough')")
+        make_mixer("saliencymix(kind='rough')")

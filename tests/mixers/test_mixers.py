@@ -145,6 +145,18 @@ def test_cutmix_keeps_boxes_on_its_grid() -> None:
     assert set(tokens.unique().tolist()) == {0.0, 1.0}
 
 
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_mixtoken_pastes_the_boxes_of_cutmix_on_the_token_grid(per_sample: bool) -> None:
+    images = torch.empty(32, 3, 64, 96)
+    mix = lf.MixToken(0.7, patch=16, per_sample=per_sample, pairing="permute")(images, seeded(1))
+    boxes = lf.CutMix(0.7, grid=16, per_sample=per_sample, pairing="permute")(images, seeded(1))
+    assert (mix.at, boxes.at) == ("tokens", "image")
+    assert torch.equal(mix.share, boxes.share)
+    assert torch.equal(mix.partner, boxes.partner)
+    assert set(mix.tokens((4, 6)).unique().tolist()) <= {0.0, 1.0}
+    assert all(box(one) is not None for one in mix.share[mix.lam < 1, 0])  # a box shows the partner, not the own image
+
+
 def test_cutmix_alpha_shapes_the_area() -> None:
     def spread(alpha: float) -> float:
         return float(lf.CutMix(alpha, per_sample=True)(torch.empty(4000, 1, 64, 64), seeded(0)).lam.std())

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from labelflow.mixers.puzzle_cut import cheapest_levels, smallest_cut
-from labelflow.mixers.puzzle_transport import moved_blocks
+from labelflow.mixers.puzzlemix import moved_blocks
 
 seeds = st.integers(0, 2**31)
 
@@ -247,7 +247,7 @@ def test_every_number_of_blocks_has_its_turn() -> None:
     sources = [lf.PuzzleMix()(images, seeded(seed), importance=importance).sources for seed in range(60)]
     assert {one.shape[2] for one in sources if one is not None} == {2, 4, 8, 16}
     assert lf.PuzzleMix(transport=False)(images, importance=importance).sources is None
-    assert lf.mixers.make_mixer("puzzlemix(size=1.0)").guide == "gradient(size=1.0)"  # type: ignore[union-attr]
+    assert lf.mixers.make_mixer("puzzlemix(size=1.0)").mixer.guide == "gradient(size=1.0)"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

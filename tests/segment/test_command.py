@@ -51,8 +51,8 @@ def _unknown_ids(data: Path) -> None:
 
 REFUSED: list[tuple[Callable[[Path], object], list[str], str]] = [
     (_smaller_mask, [], "1.png has 16×20; make both the same"),
-    (_unknown_ids, [], "2.png has the class ids 77, which are none of the 3 classes (ids 0 to 2)"),
-    (lambda data: None, ["--classes", "2"], "has the class ids 2, which are none of the 2 classes"),
+    (_unknown_ids, [], "2.png has the class ids 77, which are not among the 3 classes (ids 0 to 2)"),
+    (lambda data: None, ["--classes", "2"], "has the class ids 2, which are not among the 2 classes"),
     (lambda data: (data / "classes.txt").write_text("sky"), [], "2 to 255 classes of different names, not 1"),
     (lambda data: (data / "masks/val/0.png").unlink(), [], "has no masks for 0"),
     (lambda data: None, ["--group", "1"], "choose a --group of 2 or more"),
@@ -60,7 +60,7 @@ REFUSED: list[tuple[Callable[[Path], object], list[str], str]] = [
     (lambda data: None, ["--crop", "0"], "crop, short ≤ long, must be at least 1"),
     (lambda data: None, ["--warmup-updates", "2"], "a warm-up of 2 updates is not shorter than the run, 2"),
     (lambda data: None, ["--window", "16", "--stride", "24"], "a stride must not leave gaps"),
-    (lambda data: None, ["--backbone", "vit_tiny_patch16_224(depth=2)"], "four levels need four blocks at least"),
+    (lambda data: None, ["--backbone", "vit_tiny_patch16_224(depth=2)"], "four levels need at least four blocks"),
 ]
 
 
@@ -72,7 +72,7 @@ def test_refused(
     out = folder.parent / "run"
     command = ["segment", "segment_small", "--data", str(folder), "--out", str(out), *TINY, *extra]
     assert message in told_in_a_line(command, capsys)
-    assert not out.exists()  # the same command, mended, can begin there
+    assert not out.exists()  # the same command, fixed, can begin there
 
 
 def starting(task: str, folder: Path, *settings: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_run_that_saw_other_colours_says_which(
     Run(run).write("model.json", {"task": "train", "model": name, "arguments": {**arguments, "img_size": 64}})
     Run(run).write("recipe.json", {"task": "train", **asdict(classifier)})
     line = told_in_a_line([*starting("segment", folder), f"--{how}", str(run), "--out", str(out)], capsys)
-    assert f"{run} was trained with other colours: --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
+    assert f"{run} was trained with another mean or std: use --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
     assert not out.exists()
 
 

@@ -103,11 +103,11 @@ def _rgb(root: Path) -> None:
 REFUSED: list[tuple[str, Callable[[Path], object], dict[str, object]]] = [
     (r"3\.png has 10×12 pixels.*has 5×6", lambda root: Image.new("L", (6, 5)).save(root / "masks/3.png"), {}),
     (
-        "class ids 7, 9, which are none of the 3",
+        "class ids 7, 9, which are not among the 3",
         lambda root: write(root, "images/3.png", "masks/3.png", [7, 9] * 6),
         {},
     ),
-    (r"class ids 2, which are none of the 2 classes \(ids 0 to 1\)", lambda root: None, {"classes": "2"}),
+    (r"class ids 2, which are not among the 2 classes \(ids 0 to 1\)", lambda root: None, {"classes": "2"}),
     ("no masks for 3", lambda root: (root / "masks/3.png").unlink(), {}),
     ("one channel", _rgb, {}),
     ("has no images", lambda root: [file.unlink() for file in (root / "images").iterdir()], {}),
@@ -144,7 +144,9 @@ def test_masks_of_any_depth_mean_the_same(folder: Path, kind: type) -> None:
     far = [] if kind is np.uint8 else [999]
     values[0, : 2 + len(far)] = [7, 201, *far]
     Image.fromarray(values.astype(kind)).save(path)
-    with pytest.raises(ValueError, match=rf"class ids {', '.join(map(str, [7, 201, *far]))}, which are none of the 5"):
+    with pytest.raises(
+        ValueError, match=rf"class ids {', '.join(map(str, [7, 201, *far]))}, which are not among the 5"
+    ):
         source.mask(0)
 
 
@@ -306,7 +308,7 @@ def test_a_view_is_a_function_of_seed_epoch_and_position() -> None:
     source = open_source(data, "train")
     draws = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]
     seen = [
-        Samples(source, partial(train_view, data=data), seed, True)[Draw(0, epoch, position)].view[0]
+        Samples(source, partial(train_view, data=data), seed, True)[Draw(0, epoch, position)].content[0]
         for seed, epoch, position in draws
     ]
     assert torch.equal(seen[0], seen[4])

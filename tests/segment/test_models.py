@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.dense.backbone import PADDED, Backbone, Levels, make_levels, resolve
-from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
+from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 from labelflow.tasks.segment.model import Scores, Segmenter, enlarge, make_segmenter
 
@@ -486,7 +486,7 @@ def test_lists_of_a_runs_card_are_as_good_as_tuples(tmp_path: Path) -> None:
 def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a run of deit_tiny_patch16_224, not of deit_small.*run itself as --back"):
         make_levels("deit_small_patch16_224", start=str(run))
-    with pytest.raises(ValueError, match="brings its own weights: leave --start away"):
+    with pytest.raises(ValueError, match="brings its own weights: omit --start"):
         make_levels(str(run), start="pretrained")
     with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
         make_levels(str(tmp_path))
@@ -507,9 +507,9 @@ def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
         ({"backbone": "cait_xxs24_224"}, "cait_xxs24_224 takes images of one size only"),
         ({"backbone": "no_such_model"}, "timm has no model"),
         ({"backbone": "convmixer_768_32"}, "has no maps at strides 4, 8, 16 and 32"),
-        ({"backbone": "deit_tiny_patch16_224(depth=3)"}, "need four blocks at least; this model has 3"),
+        ({"backbone": "deit_tiny_patch16_224(depth=3)"}, "need at least four blocks; this model has 3"),
         ({"head": "segformer"}, "there is no head 'segformer'; there are upernet, fcn"),
-        ({"classes": 1}, "two classes apart at least, not 1"),
+        ({"classes": 1}, "at least two classes, not 1"),
     ],
 )
 def test_errors_say_what_would_be_right(arguments: dict[str, object], message: str) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
-from labelflow.tasks.dense.geometry import fit
+from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.segment.sliding import Inference, classify, resize, slide, starts
 
 SCALES = (0.75, 1.0, 1.25, 1.5, 1.75)  # Token Labeling's multi-scale test

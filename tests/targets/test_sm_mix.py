@@ -8,7 +8,8 @@ from torch.testing import assert_close
 import labelflow as lf
 from helpers import box_mix, build, images_for
 from labelflow.align import Output
-from labelflow.guides import Mixing, Scene
+from labelflow.guides import UnmixedBatch
+from labelflow.mixers import make_mixer, mix_batch
 from labelflow.targets import Plain, SMMixTarget, Truth
 
 C = 5
@@ -22,9 +23,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def shown(family: str = "vit") -> tuple[lf.Student, Tensor, lf.Mix, Truth]:
     model, images = build(family), images_for(family)
     student = SMMixTarget().student(model)
-    mix, look = Mixing("smmix")(Scene(images, Y, student, (0.5,) * 3, (0.5,) * 3), torch.Generator().manual_seed(1))
-    assert look is not None
-    return student, images, mix, Truth(Y, clean=look.logits)
+    unmixed = UnmixedBatch(images, Y, student, (0.5,) * 3, (0.5,) * 3)
+    mix, guidance = mix_batch(make_mixer("smmix"), unmixed, torch.Generator().manual_seed(1))
+    assert guidance is not None
+    return student, images, mix, Truth(Y, clean=guidance.logits)
 
 
 def test_the_three_terms() -> None:
@@ -100,15 +102,15 @@ def test_tokens_that_are_cut_count_for_their_part() -> None:
 def test_a_model_learns(family: str) -> None:
     """Guide, mixer, student, target: as `tasks/classify.py` puts them together."""
     model, images = build(family).train(), images_for(family)
-    target, mixing = SMMixTarget(), Mixing("smmix")
+    target, mixer = SMMixTarget(), make_mixer("smmix")
     student = target.student(model)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.02)
     losses: list[float] = []
     for _ in range(12):
-        seen = Scene(images, Y, student, (0.5,) * 3, (0.5,) * 3)
-        mix, look = mixing(seen, torch.Generator().manual_seed(4))  # the same draws each time
-        assert look is not None
-        loss = lf.total(target(student(mix.apply(images), mix), Truth(Y, clean=look.logits), mix))
+        unmixed = UnmixedBatch(images, Y, student, (0.5,) * 3, (0.5,) * 3)
+        mix, guidance = mix_batch(mixer, unmixed, torch.Generator().manual_seed(4))  # the same draws each time
+        assert guidance is not None
+        loss = lf.total(target(student(mix.apply(images), mix), Truth(Y, clean=guidance.logits), mix))
         optimizer.zero_grad()
         loss.backward()
         assert student.token_head.weight.grad.abs().max() > 0

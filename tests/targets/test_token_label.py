@@ -247,6 +247,15 @@ def test_aligned_token_labels_are_what_flowed_in() -> None:
     assert_close(lf.total(target(output, truth, mix)), expected)
 
 
+@pytest.mark.parametrize("target", [TokenLabel(), TokenLabelAligned()])
+def test_beta_is_a_half(target: TokenLabel | TokenLabelAligned) -> None:
+    """The weight of the tokens' term in Token Labeling (Eq. 4)."""
+    images = images_for("vit")
+    mix, truth = box_mix(images), truth_for(4, 16)
+    terms = target(target.student(build("vit"))(mix.apply(images), mix), truth, mix)
+    assert [(term.name, term.weight) for term in terms] == [("class", 1.0), ("tokens", 0.5)]
+
+
 def test_labels_that_are_the_same_everywhere_flow_unchanged() -> None:
     """The law: with one label for all cells of all images, alignment makes no difference."""
     model, images = build("vit"), images_for("vit")

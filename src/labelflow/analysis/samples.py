@@ -15,9 +15,10 @@ from labelflow.align import Aligned, Student
 from labelflow.analysis.subjects import Seen, Subject, pairs_of
 from labelflow.chance import generator
 from labelflow.data import Data
-from labelflow.guides import Mixing, Scene
+from labelflow.guides import UnmixedBatch
 from labelflow.loss import soft_labels
 from labelflow.mix import Mix
+from labelflow.mixers import AnyMixer, make_mixer, mix_batch
 
 DRAWS = 20  # how many mixes are looked at to find one in which both images have a fifth
 SIDE = 224  # of the pictures, in pixels
@@ -57,12 +58,12 @@ class Sample:
 
 
 @torch.no_grad()
-def mixed_samples(subject: Subject, mixer: str, count: int = 4, files: Sequence[Path] = ()) -> list[Sample]:
+def mixed_samples(subject: Subject, spec: str, count: int = 4, files: Sequence[Path] = ()) -> list[Sample]:
     """Pairs of evaluation images, or of files, mixed and seen by a model; the same each time."""
-    aligned, mixing = Aligned(subject.model), Mixing(mixer)
+    aligned, mixer = Aligned(subject.model), make_mixer(spec)
     samples = []
     for number, pair in enumerate(pairs_of(subject, count, files)):
-        mix = draw_mix(subject, pair, mixing, number)
+        mix = draw_mix(subject, pair, mixer, number)
         images = torch.stack([seen.image for seen in pair])
         mixed, share = mix.apply(images)[:1], mix.share[:1]
         logits, arrived = aligned(mixed, share)
@@ -87,27 +88,27 @@ def likeliest(subject: Subject, logits: Tensor, count: int = 2) -> list[tuple[st
     ]
 
 
-def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixing: Mixing, number: int, draws: int = DRAWS) -> Mix:
+def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixer: AnyMixer, number: int, draws: int = DRAWS) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one in so many; each is the other's
     partner."""
-    scene = scene_of(subject, pair)
-    shown = mixing(scene, generator(number, 0))[0]
+    batch = batch_of(subject, pair)
+    shown, _ = mix_batch(mixer, batch, generator(number, 0))
     for attempt in range(1, draws):
         if shown.partner.tolist() == [1, 0] and 0.2 <= shown.lam[0] <= 0.8:
             break
-        shown = mixing(scene, generator(number, attempt))[0]
+        shown, _ = mix_batch(mixer, batch, generator(number, attempt))
     return replace(shown, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
 
 
 @torch.no_grad()
-def scene_of(subject: Subject, seen: Sequence[Seen]) -> Scene:
+def batch_of(subject: Subject, seen: Sequence[Seen]) -> UnmixedBatch:
     """A batch for a mixer. Images whose classes the model does not know are what it takes them for."""
     images, data = torch.stack([one.image for one in seen]), subject.data
     student = Student(subject.model)
     logits = student(images).logits
     labels = torch.tensor([one.label if subject.classes else -1 for one in seen])
     labels = torch.where(labels < 0, logits.argmax(1), labels)
-    return Scene(images, soft_labels(labels, logits.shape[1]), student, data.mean, data.std)
+    return UnmixedBatch(images, soft_labels(labels, logits.shape[1]), student, data.mean, data.std)
 
 
 def photo(image: Tensor, data: Data) -> Image.Image:

@@ -11,8 +11,8 @@ from labelflow.chance import Purpose, generator
 from labelflow.data import Batch
 from labelflow.engine import make_accelerator
 from labelflow.engine.optim import make_optimizer
-from labelflow.guides import Mixing
 from labelflow.loss import total
+from labelflow.mixers import make_mixer
 from labelflow.spec import mixture
 from labelflow.tasks import Classification, Recipe
 
@@ -61,7 +61,7 @@ class _Step:
         group = recipe.training.group
         self.recipe = recipe.change(batch=group, workers=0)
         self.task = Classification(self.recipe, tell=lambda text: None)
-        self.mixings = [(weight, Mixing(mixer)) for weight, mixer in mixture(recipe.mixer)]
+        self.mixers = [(weight, make_mixer(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)
         self.student, self.optimizer = self.accelerator.prepare(
             self.task.student, make_optimizer(self.task.student, self.recipe.training)
@@ -73,8 +73,8 @@ class _Step:
     def __call__(self, number: int) -> float:
         """Seconds."""
         expected = 0.0
-        for weight, mixing in self.mixings:
-            self.task.mixing = mixing
+        for weight, mixer in self.mixers:
+            self.task.mixer = mixer
             begun = self._now()
             chance = generator(self.recipe.training.seed, Purpose.MIX, number, 0)
             self.accelerator.backward(total(self.task.terms(self.student, self.batch, chance)))

@@ -52,7 +52,7 @@ class Folder(Listed):
         if half is not None:
             unknown = sorted(set(_classes(half)) - set(self.classes))
             if unknown:
-                raise ValueError(f"{half} has classes that {halves['train']} has not: {few(unknown)}")
+                raise ValueError(f"{half} has classes that {halves['train']} has not: {shorten(unknown)}")
         self.folder = half or self.root  # that of the class folders
         empty = []
         for index, name in enumerate(self.classes):
@@ -70,8 +70,8 @@ class Folder(Listed):
             self.samples += [(os.path.join(folder, file), index) for file in files]
         if empty:
             raise ValueError(
-                f"{halves['train'] or self.root} has class folders without images: {few(empty)}; "
-                f"images end in {few(sorted(EXTENSIONS))}"
+                f"{halves['train'] or self.root} has class folders without images: {shorten(empty)}; "
+                f"images end in {shorten(sorted(EXTENSIONS))}"
             )
         if not self.samples:
             raise ValueError(f"{self.folder} has no images for the split {split!r}")
@@ -114,5 +114,10 @@ def order_of(seed: int, name: str) -> bytes:
     return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
 
 
-def few(names: list[str]) -> str:
+def shorten(names: list[str]) -> str:
+    """The first five of many names.
+
+    >>> shorten(["a", "b", "c", "d", "e", "f", "g"])
+    'a, b, c, d, e and 2 more'
+    """
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -92,7 +92,7 @@ GEOMETRIC = frozenset(
 
 
 def follow(step: Any) -> Callable[[Tracked], Tracked]:
-    """A step of timm's transforms, as it draws, for an image whose geometry is kept."""
+    """A step of timm's transforms, with the same random draws, for a tracked image."""
     if isinstance(step, RandomResizedCropAndInterpolation):
         return Crop(step)
     if isinstance(step, RandomHorizontalFlip):
@@ -116,28 +116,28 @@ class OnImage:
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step
 
-    def __call__(self, seen: Tracked, *args: Any, **options: Any) -> Tracked:
-        return Tracked(self.step(seen.image, *args, **options), seen.geometry)
+    def __call__(self, tracked: Tracked, *args: Any, **options: Any) -> Tracked:
+        return Tracked(self.step(tracked.image, *args, **options), tracked.geometry)
 
 
 class Crop:
     def __init__(self, step: RandomResizedCropAndInterpolation) -> None:
         self.step = step
 
-    def __call__(self, seen: Tracked) -> Tracked:
-        step, (width, height) = self.step, seen.size
-        top, left, rows, columns = step.get_params(seen.image, step.scale, step.ratio)
+    def __call__(self, tracked: Tracked) -> Tracked:
+        step, (width, height) = self.step, tracked.size
+        top, left, rows, columns = step.get_params(tracked.image, step.scale, step.ratio)
         how = random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
-        image = F.resized_crop(seen.image, top, left, rows, columns, step.size, how)
+        image = F.resized_crop(tracked.image, top, left, rows, columns, step.size, how)
         box = (top / height, left / width, rows / height, columns / width)
-        return Tracked(image, replace(seen.geometry, box=box))
+        return Tracked(image, replace(tracked.geometry, box=box))
 
 
 class Flip:
     def __init__(self, step: RandomHorizontalFlip) -> None:
         self.step = step
 
-    def __call__(self, seen: Tracked) -> Tracked:
+    def __call__(self, tracked: Tracked) -> Tracked:
         if torch.rand(1) < self.step.p:
-            return Tracked(F.hflip(seen.image), replace(seen.geometry, mirrored=not seen.geometry.mirrored))
-        return seen
+            return Tracked(F.hflip(tracked.image), replace(tracked.geometry, mirrored=not tracked.geometry.mirrored))
+        return tracked

@@ -159,7 +159,7 @@ class Unreadable:
             if len(self.seen) > self.limit:
                 allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
                 raise ValueError(
-                    f"cannot read {problem} ({allowed}); mend or remove it, or skip up to N such images with "
+                    f"cannot read {problem} ({allowed}); fix or remove it, or skip up to N such images with "
                     f"--skip-unreadable N"
                 )
             self.tell(f"skipped {problem}")

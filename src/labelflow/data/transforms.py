@@ -14,16 +14,16 @@ Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W)
 
 
 class Steps:
-    """One step after another, on an image whose geometry is kept."""
+    """One step after another, on a tracked image."""
 
     def __init__(self, *steps: Callable[[Tracked], Tracked]) -> None:
         self.steps = steps
 
     def __call__(self, image: Image.Image) -> Tracked:
-        seen = Tracked(image, Geometry(image.size))
+        tracked = Tracked(image, Geometry(image.size))
         for step in self.steps:
-            seen = step(seen)
-        return seen
+            tracked = step(tracked)
+        return tracked
 
 
 def train_transform(data: Data) -> Transform:

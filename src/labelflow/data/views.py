@@ -1,8 +1,8 @@
 """Samples as a model sees them, each view drawn from (seed, epoch, position), in batches that can start anywhere."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from PIL import Image
@@ -13,6 +13,9 @@ from labelflow.chance import Purpose, drawn_from, generator
 from labelflow.data.geometry import Geometry
 from labelflow.data.transforms import Transform
 from labelflow.sparse import TokenLabels
+
+Sample = TypeVar("Sample", covariant=True)
+TRIES = 20  # samples to try in training before giving up
 
 
 class Source(Protocol):
@@ -27,7 +30,7 @@ class Source(Protocol):
         ...
 
     def key(self, index: int) -> str:
-        """The same for the same sample, wherever the data lies: labels are kept under it."""
+        """The same for the same sample, wherever the data lies: labels are stored under it."""
         ...
 
 
@@ -76,11 +79,34 @@ def collate(views: list[View]) -> Batch:
     )
 
 
-class Views(Dataset[View]):
-    """A source's samples, transformed. What cannot be read is told in `problem`; in training the next sample takes its
-    place, in an evaluation it does not count."""
+class Readable(Protocol[Sample]):
+    """Samples that may turn out to be damaged."""
 
-    TRIES = 20
+    def __len__(self) -> int: ...
+    def load(self, index: int) -> Sample: ...
+    def name(self, index: int) -> str: ...
+
+
+def load_sample(
+    source: Readable[Sample], index: int, training: bool, blank: Callable[[], Sample]
+) -> tuple[int, Sample, str]:
+    """A sample, its index, and why the one that was asked for could not be read ('' if it could). In training the next
+    readable sample takes its place, in an evaluation a blank one, which must not count."""
+    problem = ""
+    for place in range(index, index + (TRIES if training else 1)):
+        index = place % len(source)
+        try:
+            return index, source.load(index), problem
+        except Exception as error:  # damaged files make PIL raise all kinds of them
+            name, reason = source.name(index), str(error)
+            problem = problem or (reason if reason.startswith(name) else f"{name}: {reason}")
+    if training:
+        raise ValueError(f"cannot read {TRIES} samples in a row, the first of which is {problem}")
+    return index, blank(), problem
+
+
+class Views(Dataset[View]):
+    """A source's samples, transformed; `load_sample` says what becomes of those that cannot be read."""
 
     def __init__(
         self,
@@ -97,22 +123,14 @@ class Views(Dataset[View]):
         return len(self.source)
 
     def __getitem__(self, draw: Draw) -> View:
-        problem = ""
-        for attempt in range(self.TRIES):
-            index = (draw.sample + attempt) % len(self.source)
-            try:
-                image, label = self.source.load(index)
-            except Exception as error:  # damaged files make PIL raise all kinds of them
-                problem = problem or f"{self.source.name(index)}: {error}"
-                if self.training:
-                    continue
-                image, label = Image.new("RGB", (32, 32)), 0
-            with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
-                seen = self.transform(image)
-            counts = self.training or not problem
-            dense = self.labeller(self.source.key(index), seen.geometry) if self.labeller else None
-            return View(seen.image, label, draw.weight if counts else 0.0, problem, dense)
-        raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
+        index, (image, label), problem = load_sample(
+            self.source, draw.sample, self.training, blank=lambda: (Image.new("RGB", (32, 32)), 0)
+        )
+        with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
+            tracked = self.transform(image)
+        counts = self.training or not problem
+        dense = self.labeller(self.source.key(index), tracked.geometry) if self.labeller else None
+        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense)
 
 
 class TrainBatches:

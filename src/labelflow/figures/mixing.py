@@ -9,7 +9,7 @@ from PIL import Image
 from labelflow.analysis.samples import draw_mix, photo
 from labelflow.analysis.subjects import pairs_of
 from labelflow.figures.base import Asked, new, picture
-from labelflow.guides import Mixing
+from labelflow.mixers import make_mixer
 from labelflow.models.packaged import PACKAGES
 from labelflow.tokens import embedding_of
 
@@ -31,7 +31,7 @@ def compute(asked: Asked) -> Data:
     mixers, area, pictures = strategies(patch_of(subject.model, subject.data.image_size)), {}, []
     for name, text in mixers.items():
         try:
-            mix = draw_mix(subject, pair, Mixing(text), number=1)
+            mix = draw_mix(subject, pair, make_mixer(text), number=1)
         except ValueError:  # its CNN's package is missing, or the model cannot tell it what matters
             continue
         area[name] = float(mix.lam[0])

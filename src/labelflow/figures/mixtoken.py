@@ -12,7 +12,7 @@ from labelflow.analysis.samples import draw_mix, photo
 from labelflow.analysis.subjects import pairs_of
 from labelflow.figures.base import Asked, new, picture
 from labelflow.figures.mixing import patch_of
-from labelflow.guides import Mixing
+from labelflow.mixers import make_mixer
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def compute(asked: Asked) -> Data:
     grid = (images.shape[2] // patch, images.shape[3] // patch)
     share, pictures = {}, []
     for name, mixer in {"CutMix": "cutmix(alpha=1.0)", "MixToken": f"mixtoken(alpha=1.0, patch={patch})"}.items():
-        mix = draw_mix(subject, pair, Mixing(mixer), number=0)
+        mix = draw_mix(subject, pair, make_mixer(mixer), number=0)
         share[name] = mix.tokens(grid)[0]
         pictures.append(photo(mix.apply(images)[0], subject.data))
     return Data((pair[0].name, pair[1].name), grid, share, [*(photo(one, subject.data) for one in images), *pictures])

@@ -15,8 +15,8 @@ from labelflow.analysis.ratio import LayerRatio, dense_ratio, evidence_ratio, la
 from labelflow.analysis.samples import draw_mix
 from labelflow.analysis.subjects import Seen, Subject, load_subject, pairs_of
 from labelflow.figures.base import COLOURS, Asked, new
-from labelflow.guides import Mixing
 from labelflow.mix import Mix
+from labelflow.mixers import make_mixer
 
 PAIRS, FEW = 64, 8  # pairs, and how many a correlation needs at least
 HALF = "always 0.5"
@@ -54,9 +54,9 @@ class _Pair:
 def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
     annotator = load_subject(asked.annotator, asked.start) if asked.annotator else None
-    mixing, pairs = Mixing(asked.mixer), []
+    mixer, pairs = make_mixer(asked.mixer), []
     for number, pair in enumerate(asked.track(pairs_of(subject, *asked.images(PAIRS, of_each=2)), "pairs")):
-        mix = draw_mix(subject, pair, mixing, number, draws=1)  # whatever comes, as in training
+        mix = draw_mix(subject, pair, mixer, number, draws=1)  # whatever comes, as in training
         pairs.append(_of_pair(subject, pair, mix, annotator))
     shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))
     distance, tokens, correlation = _against_similarity(pairs)

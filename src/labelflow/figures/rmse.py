@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from labelflow.analysis.rmse import Rmse, alignment_rmse
-from labelflow.analysis.samples import scene_of
+from labelflow.analysis.samples import batch_of
 from labelflow.analysis.subjects import Subject, images_of
 from labelflow.chance import generator
 from labelflow.figures.base import Asked, colour, new, short
-from labelflow.guides import Mixing
 from labelflow.mix import Mix
+from labelflow.mixers import make_mixer, mix_batch
 from labelflow.models.create import create, load_exactly
 
 IMAGES, BATCH = 256, 64
@@ -77,12 +77,12 @@ def _batches(subject: Subject, asked: Asked) -> list[tuple[Tensor, Mix]]:
     seen = images_of(subject, *asked.images(IMAGES))
     if len(seen) < 2:
         raise ValueError("to mix, there must be at least two images")
-    mixing = Mixing(asked.mixer)
+    mixer = make_mixer(asked.mixer)
     batches = []
     for start in range(0, len(seen) - 1, BATCH):
-        scene = scene_of(subject, seen[start : start + BATCH])
-        mix = mixing(scene, generator(0, start))[0]
-        batches.append((scene.images, replace(mix, at="image")))
+        batch = batch_of(subject, seen[start : start + BATCH])
+        mix, _ = mix_batch(mixer, batch, generator(0, start))
+        batches.append((batch.images, replace(mix, at="image")))
     return batches
 
 

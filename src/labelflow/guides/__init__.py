@@ -1,7 +1,16 @@
 """What tells a mixer where the important parts of an image are: the image itself, a CNN, a gradient, attention."""
 
-from labelflow.guides.base import Guide, Look, Scene
-from labelflow.guides.mixing import Mixing
-from labelflow.guides.registry import GUIDES
+from labelflow.guides.attention import Attention
+from labelflow.guides.base import Guidance, Guide, UnmixedBatch
+from labelflow.guides.cnn import CNN
+from labelflow.guides.gradient import Gradient
+from labelflow.guides.saliency import Saliency
 
-__all__ = ["GUIDES", "Guide", "Look", "Mixing", "Scene"]
+GUIDES: dict[str, type[Guide]] = {
+    "attention": Attention,
+    "gradient": Gradient,
+    "saliency": Saliency,
+    "cnn": CNN,
+}
+
+__all__ = ["GUIDES", "Guidance", "Guide", "UnmixedBatch"]

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from labelflow.adapters.registry import MODULES, known_module
 from labelflow.align import Student, cells_as_sources, evaluating
 from labelflow.follow import Flow, Follower, ForwardPass
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 
 
 class Attention:
     """The last block's attention from patch token to patch token, mean over heads and queries, and the model's logits.
 
     It is one step of label flow, of the last layer only, without residual, where each cell is a source of its own and
-    tokens without a place in the image are one more, so that what goes to them is told apart and rows need no Norm.
+    tokens without a place in the image are one more, so that what goes to them stays separate and rows need no Norm.
     Blocks at a model's end that leave patch tokens alone (CaiT's class attention) are passed over.
     """
 
@@ -30,13 +30,13 @@ class Attention:
         self.watchers: weakref.WeakKeyDictionary[nn.Module, _Watcher] = weakref.WeakKeyDictionary()
 
     @torch.no_grad()
-    def __call__(self, scene: Scene) -> Look:
-        model = scene.student.model
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
+        model = batch.student.model
         with evaluating(model):
-            grid = scene.student.token_grid((scene.images.shape[2], scene.images.shape[3]))
+            grid = batch.student.token_grid((batch.images.shape[2], batch.images.shape[3]))
             if model not in self.watchers:
-                self.watchers[model] = _find(scene.student, scene.images[:1], grid)
-            return self.watchers[model].look(scene.student, scene.images, grid)
+                self.watchers[model] = _find(batch.student, batch.images[:1], grid)
+            return self.watchers[model].guidance(batch.student, batch.images, grid)
 
 
 class _Watcher:
@@ -45,10 +45,10 @@ class _Watcher:
     def __init__(self, model: nn.Module, layer: int) -> None:
         self.follower = _Apart(model, [layer], residual=False)
 
-    def look(self, student: Student, images: Tensor, grid: tuple[int, int]) -> Look:
+    def guidance(self, student: Student, images: Tensor, grid: tuple[int, int]) -> Guidance:
         logits, flow = self._run(student, images, grid)
         assert flow.tokens is not None
-        return Look(flow.tokens[..., :-1].mean(1).unflatten(1, grid), logits)
+        return Guidance(flow.tokens[..., :-1].mean(1).unflatten(1, grid), logits)
 
     def moves_patches(self, student: Student, image: Tensor, grid: tuple[int, int]) -> bool:
         _, flow = self._run(student, image, grid)

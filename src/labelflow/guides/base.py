@@ -10,7 +10,7 @@ from torch import Tensor
 from labelflow.align import Student
 
 
-class Scene(NamedTuple):
+class UnmixedBatch(NamedTuple):
     """A batch before it is mixed, and the model that is trained."""
 
     images: Tensor  # (B, 3, H, W), normalised
@@ -20,20 +20,20 @@ class Scene(NamedTuple):
     std: tuple[float, ...]
 
     @property
-    def colours(self) -> Tensor:
-        """The images as they were, (B, 3, H, W) in [0, 1]."""
+    def denormalised(self) -> Tensor:
+        """The images without mean and std, (B, 3, H, W) in [0, 1]."""
         mean, std = (self.images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
         return (self.images.detach() * std + mean).clamp(0, 1)
 
 
-class Look(NamedTuple):
-    """What a guide saw in the unmixed images."""
+class Guidance(NamedTuple):
+    """What a guide found in the unmixed images."""
 
-    importance: Tensor  # (B, h, w) from 0 on, without a gradient
-    logits: Tensor | None = None  # (B, C): the model's answers, where it was asked
+    importance: Tensor  # (B, h, w), ≥ 0, without a gradient
+    logits: Tensor | None = None  # (B, C): the model's, where the guide ran it
 
 
 class Guide(Protocol):
     parameters: int  # of a model that it runs beside the one that is trained
 
-    def __call__(self, scene: Scene) -> Look: ...
+    def __call__(self, batch: UnmixedBatch) -> Guidance: ...

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 from labelflow.models.create import create
 
 
@@ -20,13 +20,13 @@ class CNN:
     there is a convolution after the last stage, as in an EfficientNet, that one, since it has the activation.
 
     model: by timm's name. start: its weights, 'pretrained' for timm's, 'packaged' for those of a package, or a file.
-    size: images are stretched to so many pixels: a CNN with stride 32 has a map of 7×7 at 224. 0: as they are.
+    size: images are stretched to so many pixels: a CNN with stride 32 has a map of 7×7 at 224. 0: unchanged.
     """
 
     def __init__(self, model: str = "tf_efficientnet_lite0", start: str = "packaged", size: int = 224) -> None:
         if size < 0:
             raise ValueError(
-                f"size, the side in pixels of what the CNN sees, must be at least 0 (as it is), not {size}"
+                f"size, the side in pixels of what the CNN sees, must be at least 0 (unchanged), not {size}"
             )
         trunk: Any = create(model, start)
         self.mean, self.std = (tuple(trunk.pretrained_cfg[name]) for name in ("mean", "std"))
@@ -36,20 +36,20 @@ class CNN:
         self.parameters = sum(parameter.numel() for parameter in trunk.parameters())
 
     @torch.no_grad()
-    def __call__(self, scene: Scene) -> Look:
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
         weight = next(self.trunk.parameters())
-        if weight.device != scene.images.device:
-            self.trunk.to(scene.images.device)
-        images = scene.colours.to(weight.dtype)
+        if weight.device != batch.images.device:
+            self.trunk.to(batch.images.device)
+        images = batch.denormalised.to(weight.dtype)
         if self.size and images.shape[2:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
         mean, std = (images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
         images = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
-        return Look(_mean_over_channels(self.trunk, self.trunk.forward_features(images)))
+        return Guidance(_mean_over_channels(self.trunk, self.trunk.forward_features(images)))
 
 
 def _mean_over_channels(trunk: nn.Module, features: Any) -> Tensor:
-    """(B, D, h, w) -> (B, h, w), from 0 on: a net whose last activation is not a ReLU has means below it."""
+    """(B, D, h, w) -> (B, h, w), ≥ 0: without a final ReLU, means can be negative."""
     if not isinstance(features, Tensor) or features.ndim != 4:
         raise ValueError(f"{type(trunk).__name__} does not end with a map (B, D, h, w): a CNN, such as resnet50, does")
     means = features.float().mean(1 if getattr(trunk, "output_fmt", "NCHW") == "NCHW" else 3)

@@ -13,7 +13,7 @@ from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
 from labelflow.align import evaluating
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 from labelflow.tokens import embedding_of
 
 TORCHS = frozenset(vars(nn.Module()))  # attributes of every module
@@ -25,7 +25,7 @@ class Gradient:
 
     size: of the images it is taken of, as a part of theirs. A whole pass costs two thirds of a training step; at half
     the size it costs a quarter of that. ViTs get position embeddings resampled to it, convolutional networks take any
-    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images as they are.
+    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images unchanged.
     """
 
     parameters = 0
@@ -36,29 +36,29 @@ class Gradient:
         self.size = size
         self.refused: set[tuple[int, tuple[int, int]]] = set()  # models that do not take images of that size
 
-    def __call__(self, scene: Scene) -> Look:
-        model = scene.student.model
-        small = _smaller(model, (scene.images.shape[2], scene.images.shape[3]), self.size)
-        if small != scene.images.shape[2:] and (id(model), small) not in self.refused:
-            images = F.interpolate(scene.images.detach(), small, mode="area")
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
+        model = batch.student.model
+        small = _smaller(model, (batch.images.shape[2], batch.images.shape[3]), self.size)
+        if small != batch.images.shape[2:] and (id(model), small) not in self.refused:
+            images = F.interpolate(batch.images.detach(), small, mode="area")
             try:
                 with _unchanged(model):
                     _to_any_size(model)
-                    return Look(_gradient(scene._replace(images=images))[0])
+                    return Guidance(_gradient(batch._replace(images=images))[0])
             except torch.OutOfMemoryError:
                 raise
             except (AssertionError, RuntimeError, ValueError):  # the ways in which models refuse a size
                 self.refused.add((id(model), small))
-        return Look(*_gradient(scene))
+        return Guidance(*_gradient(batch))
 
 
-def _gradient(scene: Scene) -> tuple[Tensor, Tensor]:
+def _gradient(batch: UnmixedBatch) -> tuple[Tensor, Tensor]:
     """Its strength (B, H, W), and the logits (B, C)."""
-    with torch.enable_grad(), _unchanged(scene.student.model), evaluating(scene.student):
-        images = scene.images.detach().requires_grad_()
-        logits = scene.student(images).logits
+    with torch.enable_grad(), _unchanged(batch.student.model), evaluating(batch.student):
+        images = batch.images.detach().requires_grad_()
+        logits = batch.student(images).logits
         # Summed: a mean over the batch would make half precision underflow sooner.
-        loss = F.cross_entropy(logits.float(), scene.classes, reduction="sum")
+        loss = F.cross_entropy(logits.float(), batch.classes, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, images)
     return gradient.float().square().mean(1).sqrt(), logits.detach()
 
@@ -74,7 +74,8 @@ def _smaller(model: nn.Module, shape: tuple[int, int], size: float) -> tuple[int
 def _to_any_size(model: nn.Module) -> None:
     """A timm ViT resamples its position embeddings to the images' size from now on, as with dynamic_img_size."""
     embedding = getattr(model, "patch_embed", None)
-    if isinstance(embedding, PatchEmbed) and hasattr(model, "dynamic_img_size"):
+    resamples = hasattr(model, "pos_embed") and hasattr(model, "dynamic_img_size")  # a Swin has the second alone
+    if isinstance(embedding, PatchEmbed) and resamples:
         model.dynamic_img_size = True  # type: ignore[assignment]
         embedding.strict_img_size, embedding.flatten, embedding.output_fmt = False, False, Format.NHWC
 

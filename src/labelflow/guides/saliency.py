@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labelflow.guides.base import Look, Scene
+from labelflow.guides.base import Guidance, UnmixedBatch
 
 REACHES = (12, 24, 48, 28, 56, 112)  # half the sides of the surroundings that a pixel is compared with
 
@@ -31,8 +31,8 @@ class Saliency:
         self.kind = kind
 
     @torch.no_grad()
-    def __call__(self, scene: Scene) -> Look:
-        return Look(KINDS[self.kind](grey(scene.colours)))
+    def __call__(self, batch: UnmixedBatch) -> Guidance:
+        return Guidance(KINDS[self.kind](grey(batch.denormalised)))
 
 
 def grey(colours: Tensor) -> Tensor:

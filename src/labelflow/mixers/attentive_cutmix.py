@@ -24,7 +24,7 @@ class AttentiveCutMix:
     alpha: instead, a part 1-λ of the cells, λ ~ Beta(α, α) for each image ("attentive+"; 2.0 for DeiT).
     model, start: the CNN, by timm's name, and its weights: 'pretrained', 'packaged' or a checkpoint file.
     size: images are stretched to so many pixels for the CNN, so that its map is as fine as the paper's whatever the
-    training's resolution; 0: as they are, a grid of 32 pixels.
+    training's resolution; 0: unchanged, a grid of 32 pixels.
     pairing: "flip" pairs the first image with the last, "permute" at random.
 
     >>> images, importance = torch.rand(8, 3, 224, 224), torch.rand(8, 7, 7)

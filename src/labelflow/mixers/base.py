@@ -4,12 +4,12 @@ A mixer is called with images (B, C, H, W) and returns a `Mix`; it reads the ima
 nothing. Everything random is drawn on the generator's device, the CPU if there is none, so that the same seed gives the
 same mix on any device.
 
-A mixer that has to know what matters in an image is handed it, `importance` (B, h, w), and says in `guide` who tells:
-the image itself, a CNN, a gradient, attention (labelflow.guides).
+A mixer that needs to know what is important in an image takes `importance` (B, h, w), too, and names in `guide` where
+it comes from: the image itself, a CNN, a gradient, attention (labelflow.guides).
 """
 
 import math
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -21,15 +21,6 @@ Pairing = Literal["flip", "permute"]
 
 class Mixer(Protocol):
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix: ...
-
-
-@runtime_checkable
-class Guided(Protocol):
-    """A mixer that is shown what matters in each image before; its images are colours from 0 to 1."""
-
-    guide: str  # a name in labelflow.guides.GUIDES, with arguments where wanted
-
-    def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix: ...
 
 
 def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int, int]:
@@ -44,7 +35,7 @@ def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int,
 
 
 def check_importance(importance: Tensor, images: Tensor) -> Tensor:
-    """(B, h, w), of any size, as float32 from 0 on; what is not a number counts for nothing."""
+    """(B, h, w), of any size, as float32 ≥ 0; NaN becomes 0."""
     if importance.ndim != 3 or len(importance) != len(images):
         raise ValueError(
             f"importance must have the shape (B, h, w) with B = {len(images)}, not {tuple(importance.shape)}"

@@ -1,13 +1,19 @@
-"""Several mixers in turn, chosen at random for each batch or for each sample."""
+"""Several mixers in turn, chosen at random for each batch or for each sample; and a batch mixed by any mixer."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
+from torch.distributed.tensor import DTensor
 
+from labelflow.guides import Guidance, UnmixedBatch
 from labelflow.mix import Mix
-from labelflow.mixers.base import Guided, Mixer, check_images, draw_uniform
+from labelflow.mixers.base import Mixer, check_images, draw_uniform
+from labelflow.mixers.guided import Guided, GuidedMixer
 from labelflow.mixers.mixup import NoMix
+
+AnyMixer = Mixer | Guided | GuidedMixer
+NEED_IMPORTANCE = (Guided, GuidedMixer)
 
 
 class Choose:
@@ -19,22 +25,20 @@ class Choose:
     >>> mix = sometimes(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
     """
 
-    def __init__(
-        self, mixers: Sequence[Mixer | Guided], probabilities: Sequence[float], *, per_sample: bool = False
-    ) -> None:
+    def __init__(self, mixers: Sequence[AnyMixer], probabilities: Sequence[float], *, per_sample: bool = False) -> None:
         if not mixers or len(mixers) != len(probabilities):
             raise ValueError(
                 f"Choose needs a probability for each mixer, not {len(probabilities)} for {len(mixers)} mixers"
             )
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-6):
             raise ValueError(f"probabilities must not be negative and must sum to 1, not {list(probabilities)}")
-        if per_sample and any(isinstance(mixer, Guided) for mixer in mixers):
-            raise ValueError("a mixer that is shown what matters first can't be chosen per sample; choose per batch")
+        if per_sample and any(isinstance(mixer, NEED_IMPORTANCE) for mixer in mixers):
+            raise ValueError("a mixer that needs importance can't be chosen per sample; choose per batch")
         self.mixers = list(mixers)
         self.probabilities = list(probabilities)
         self.per_sample = per_sample
 
-    def pick(self, generator: Generator | None = None) -> Mixer | Guided:
+    def pick(self, generator: Generator | None = None) -> AnyMixer:
         """The mixer of a batch; for a choice per sample, this one."""
         return self if self.per_sample else self.mixers[int(self._draw(1, generator))]
 
@@ -42,13 +46,13 @@ class Choose:
         batch, _, _ = check_images(images, generator)
         if not self.per_sample:
             mixer = self.pick(generator)
-            if isinstance(mixer, Guided):
+            if isinstance(mixer, NEED_IMPORTANCE):
                 raise ValueError(
-                    f"{type(mixer).__name__} needs importance: call pick(generator), and then what it picks"
+                    f"{type(mixer).__name__} needs importance: use mix_batch, or call what pick(generator) returns"
                 )
             return mixer(images, generator)
         choice = self._draw(batch, generator)
-        mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, Guided)]  # which has none
+        mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, NEED_IMPORTANCE)]
         at = {mix.at for mix, mixer in zip(mixes, self.mixers, strict=True) if not isinstance(mixer, NoMix)}
         if len(at) > 1:
             raise ValueError("one batch can't mix pixels for some images and tokens for others; choose per batch")
@@ -62,3 +66,26 @@ class Choose:
         draws = draw_uniform((count,), generator)
         edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
         return torch.bucketize(draws, edges, right=True)
+
+
+def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None = None) -> tuple[Mix, Guidance | None]:
+    """How a batch is mixed, and what the guide found, if there is one. mixer: what `make_mixer` makes; of several in
+    turn, one is drawn, and only its guide is asked."""
+    if isinstance(mixer, Choose):
+        guided = any(isinstance(one, GuidedMixer) for one in mixer.mixers)
+        if guided and any(isinstance(weight, DTensor) for weight in batch.student.parameters()):
+            raise ValueError(
+                "with sharded weights all processes have to ask a guide at once: use one mixer, not several in turn"
+            )
+        mixer = mixer.pick(generator)
+    if isinstance(mixer, GuidedMixer):
+        return mixer(batch, generator)
+    if isinstance(mixer, Guided):
+        raise ValueError(f"{type(mixer).__name__} has no guide: make it with make_mixer, or call it with importance")
+    return mixer(batch.images, generator), None
+
+
+def guide_parameters(mixer: AnyMixer) -> int:
+    """Parameters of the models that guides run beside the one that is trained."""
+    mixers = mixer.mixers if isinstance(mixer, Choose) else [mixer]
+    return sum(guide.parameters for guide in {one.guide for one in mixers if isinstance(one, GuidedMixer)})

@@ -1,4 +1,7 @@
-"""CutMix (Yun et al., ICCV 2019): a box of the partner is pasted at the same place."""
+"""A box of the partner, pasted at the same place: CutMix (Yun et al., ICCV 2019), and MixToken (Token Labeling,
+Section 3.3), which pastes after the patch embedding."""
+
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -70,6 +73,27 @@ class CutMix:
             return torch.cat([start, start + side], 1).long()
         side = sides(draw_beta(self.alpha, count, generator), shape)
         return boxes_around(torch.floor(place * cells).long(), side)
+
+
+class MixToken:
+    """CutMix on the grid of tokens instead of the image, so that no token has seen both images (Eqs. 5 to 7).
+
+    alpha: of the Beta distribution that boxes are drawn from; 1.0 is uniform.
+    patch: side of a token in pixels (16 for LV-ViT, DeiT and T2T-ViT).
+    per_sample, pairing: see `CutMix`.
+
+    >>> MixToken(alpha=1.0)(torch.rand(8, 3, 224, 224)).at
+    'tokens'
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, *, patch: int = 16, per_sample: bool = False, pairing: Pairing = "flip"
+    ) -> None:
+        self.alpha = alpha
+        self.boxes = CutMix(alpha, grid=patch, per_sample=per_sample, pairing=pairing)
+
+    def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
+        return replace(self.boxes(images, generator), at="tokens")
 
 
 def sides(lam: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -30,7 +30,7 @@ class MixUp:
 
 
 class NoMix:
-    """Every image stays as it is: its own partner, with a share of 1."""
+    """Every image stays unchanged: its own partner, with a share of 1."""
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, height, width = check_images(images, generator)

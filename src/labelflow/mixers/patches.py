@@ -1,4 +1,4 @@
-"""Random and block-wise mixing of patches: the further strategies of TL-Align's Table 7."""
+"""Random and block-wise mixing of patches: the further strategies of TL-Align's Table 7, and TokenMix."""
 
 import math
 from collections.abc import Iterator
@@ -113,3 +113,26 @@ class BlockPatches(_Patches):
         reach = math.log(self.ASPECT)
         for area, aspect, top, left in draw_uniform((self.TRIES, 4), generator).tolist():
             yield smallest + area * (largest - smallest), math.exp(reach * (1 - 2 * aspect)), top, left
+
+
+class TokenMix(BlockPatches):
+    """TokenMix (Liu et al., ECCV 2022): one choice of blocks for the batch, of any size from a single token on. Half of
+    the h×w tokens and h more show the partner, 112 of 14×14, or fewer where ten blocks in a row did not fit. Its target
+    is `token_mix`.
+
+    patch: side of a token in pixels (16 for DeiT).
+    pairing: "flip" pairs the first image with the last, "permute" at random.
+
+    >>> mix = TokenMix()(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
+    >>> int((mix.tokens((14, 14))[0] == 0).sum())
+    112
+    """
+
+    SMALLEST = 1
+
+    def __init__(self, *, patch: int = 16, pairing: Pairing = "flip") -> None:
+        super().__init__(patch=patch, per_sample=False, pairing=pairing)
+
+    def _wanted(self, count: int, grid: tuple[int, int], generator: Generator | None) -> Tensor:
+        tokens = grid[0] * grid[1]
+        return torch.full((count,), min(tokens, tokens // 2 + grid[0]))

@@ -20,7 +20,7 @@ LARGEST = 1 << 29  # what all costs of an image may sum to, in int32
 def cheapest_levels(prices: Tensor, right: Tensor, below: Tensor) -> Tensor:
     """Levels (B, h, w) that minimise Σ prices + Σ weight·(difference of levels)², of the least levels that do.
 
-    prices (B, 3, h, w): of each level, convex in it; right (B, h, w-1), below (B, h-1, w): weights from 0 on, between a
+    prices (B, 3, h, w): of each level, convex in it; right (B, h, w-1), below (B, h-1, w): weights ≥ 0, between a
     cell and its neighbour. They are rounded to the 2⁻²⁹th part of their sum.
 
     >>> prices = torch.tensor([[9.0, 1.0], [5.0, 0.0], [0.0, 4.0]]).reshape(1, 3, 1, 2)

@@ -5,8 +5,7 @@ from labelflow.recipes.base import COCO, FOLDER, Entry
 from labelflow.recipes.imagenet import swin
 from labelflow.recipes.small import SWIN, TINY_SWIN
 from labelflow.tasks import DetectRecipe
-from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import DetectData, Sizes
 
 
 def cascade_swin(size: str, start: str) -> DetectRecipe:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labelflow.data import Data
-from labelflow.data.folder import few
+from labelflow.data.folder import shorten
 from labelflow.robust.pictures import Look
 from labelflow.robust.sets import digest, wordnet_names
 from labelflow.spec import split
@@ -74,8 +74,8 @@ class Judged:
         unknown = [name for name in classes if name not in places]
         if unknown:
             raise ValueError(
-                f"{len(unknown)} of the data's {len(classes)} classes are unknown to {self.name}: {few(unknown)}; it "
-                f"knows {len(own)}, such as {', '.join(own[:3])}"
+                f"{len(unknown)} of the data's {len(classes)} classes are unknown to {self.name}: {shorten(unknown)}; "
+                f"it knows {len(own)}, such as {', '.join(own[:3])}"
             )
         return [places[name] for name in classes]
 

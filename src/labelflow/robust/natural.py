@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
+from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
 from labelflow.robust.judged import Judged
 from labelflow.robust.results import Finding, Section
 from labelflow.robust.session import Session
@@ -41,7 +41,7 @@ def open_v2(folder: Path) -> list[Set]:
     classes, names = imagenet_classes(), _folders(folder)
     strange = [name for name in names if not name.isdecimal() or int(name) >= len(classes)]
     if strange:
-        raise ValueError(f"the folders of ImageNet-V2 are called 0 to 999, but {folder} has {few(strange)}")
+        raise ValueError(f"the folders of ImageNet-V2 are called 0 to 999, but {folder} has {shorten(strange)}")
     source = of_classes(folder, classes, {name: int(name) for name in names})
     variant = folder.name.removeprefix("imagenetv2-").removesuffix("-format-val")
     return [Set(f"ImageNet-V2{f' ({variant})' * (variant != folder.name)}", source, classes, _missing(names, classes))]
@@ -72,7 +72,7 @@ def open_real(folder: Path) -> list[Set]:
     places = [int(number[1]) - 1 for number in numbers if number]
     beyond = [path for path, place in zip(paths, places, strict=True) if not 0 <= place < len(truths)]
     if beyond:
-        raise ValueError(f"ImageNet has {len(truths)} validation images; {few(beyond)} is not one of them")
+        raise ValueError(f"ImageNet has {len(truths)} validation images; {shorten(beyond)} is not one of them")
     own = [truths[place] for place in places]
     if not any(own):
         raise ValueError(f"no image of {folder} has a ReaL label; of all 50,000, 46,837 have")
@@ -158,7 +158,7 @@ def _of_wordnet(title: str, folder: Path, subset: str) -> Set:
     if strange:
         raise ValueError(
             f"{folder} is not {title}, which has {len(classes)} classes called like {classes[0]}: "
-            f"{few(strange)} {'are' if len(strange) > 1 else 'is'} none"
+            f"{shorten(strange)} {'are' if len(strange) > 1 else 'is'} none"
         )
     source = of_classes(folder, classes, {name: label for label, name in enumerate(classes) if name in there})
     return Set(title, source, classes, _missing(names, classes))

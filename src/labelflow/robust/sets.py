@@ -17,7 +17,7 @@ from timm.data import ImageNetInfo
 
 from labelflow.chance import generator
 from labelflow.data import Data, Source, Stream, World, open_source
-from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
+from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
 from labelflow.data.sources import SOURCES
 
 FEW = 64  # images that tell a data set from another one
@@ -155,9 +155,9 @@ def _of_table(root: Path, classes: tuple[str, ...]) -> Listed:
         raise ValueError(f"{table} should have a line 'file,class' and one for each image")
     if lost or strange:
         what = (
-            f"files that are not there, or several: {few(lost)}"
+            f"files that are not there, or several: {shorten(lost)}"
             if lost
-            else f"classes that no model has: {few(strange)}"
+            else f"classes that no model has: {shorten(strange)}"
         )
         raise ValueError(f"{table} names {what}")
     samples = sorted((str(root / places[str(name)]), numbers[str(label)]) for name, label in rows)

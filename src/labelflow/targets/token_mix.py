@@ -17,7 +17,7 @@ from labelflow.tokens import token_grid
 class TokenMixTarget:
     """Binary cross-entropy, mean over images and classes, with y = y_own·ΣA₁(1-m) + y_partner·ΣA₂m.
 
-    A is the dense label of an image's own class, with a sum of 1 over its tokens; m tells where the partner shows. The
+    A is the dense label of an image's own class, with a sum of 1 over its tokens; m is 1 where the partner shows. The
     two weights need not sum to 1. Label smoothing is no content, and is not weighted: half of it comes from each image.
     So with maps A that are the same everywhere, or with MixUp, y is the plain label, mixed by area. Where both images
     are of one class y is held at 1, beyond which binary cross-entropy has no minimum.
@@ -39,7 +39,7 @@ class TokenMixTarget:
 
 
 def class_map(dense: TokenLabels, classes: Tensor, smoothing: Tensor) -> Tensor:
-    """Where each image's class (B,) is, as its dense labels tell without smoothing (B, 1): (B, N), of sum 1."""
+    """Where each image's class (B,) is, by its dense labels without smoothing (B, 1): (B, N), of sum 1."""
     labels = dense.tokens
     found = labels.rest + (labels.above * (labels.classes == classes.reshape(-1, 1, 1))).sum(-1)  # (B, N)
     found = (found - smoothing).clamp(min=0)

@@ -17,9 +17,10 @@ from labelflow.chance import Purpose, seed_of
 from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import schedule_lengths
-from labelflow.guides import Mixing, Scene
+from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
+from labelflow.mixers import guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
@@ -87,7 +88,7 @@ class Classification(Evaluation):
     headline = "top1"
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
-        self.mixing = Mixing(recipe.mixer)
+        self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
         _check_labels(recipe, self.target)
         super().__init__(recipe, tell)
@@ -117,7 +118,7 @@ class Classification(Evaluation):
             "classes": self.classes,
             "samples": self.samples,
             "labels": self.labels,
-            "guide_parameters": self.mixing.parameters,
+            "guide_parameters": guide_parameters(self.mixer),
         }
 
     def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
@@ -154,8 +155,9 @@ class Classification(Evaluation):
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
         data = self.recipe.data
         # Guides ask the bare student: no process waits for another.
-        mix, look = self.mixing(Scene(batch.images, truth.classes, self.student, data.mean, data.std), generator)
-        truth = truth._replace(clean=look.logits if look else None)
+        unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std)
+        mix, guidance = mix_batch(self.mixer, unmixed, generator)
+        truth = truth._replace(clean=guidance.logits if guidance else None)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
 
 

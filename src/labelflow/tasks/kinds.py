@@ -9,7 +9,7 @@ from torch import nn
 from labelflow.align import Student
 from labelflow.models.create import create
 from labelflow.tasks.classify import Classification, Evaluation, Recipe
-from labelflow.tasks.dense.student import Whole
+from labelflow.tasks.dense.task import DenseStudent
 from labelflow.tasks.detect.task import Detection, DetectRecipe, build_detector
 from labelflow.tasks.segment.task import Segmentation, SegmentRecipe, build_segmenter
 
@@ -57,7 +57,7 @@ KINDS = {
             recipe=SegmentRecipe,
             task=Segmentation,
             evaluation=partial(Segmentation, training=False),
-            student=Whole,
+            student=DenseStudent,
             build=build_segmenter,
             unit="% mIoU",
         ),
@@ -67,7 +67,7 @@ KINDS = {
             recipe=DetectRecipe,
             task=Detection,
             evaluation=partial(Detection, training=False),
-            student=Whole,
+            student=DenseStudent,
             build=build_detector,
             unit="% box AP",
         ),

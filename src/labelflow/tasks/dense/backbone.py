@@ -19,7 +19,7 @@ from labelflow.models import lvvit
 from labelflow.models.create import create
 from labelflow.spec import parse
 from labelflow.tasks.classify import check_classifier, weights_file
-from labelflow.tasks.dense.necks import fcn_side_layers, multi_level_neck, side_layers
+from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
 
 _SWIN = {"strict_img_size": False, "always_partition": True}  # windows keep their size and shift
 _VIT = {"dynamic_img_size": True}  # positions are interpolated bicubically as images come
@@ -87,11 +87,11 @@ class _PadFirst:
 
 
 class SwinTransformerBlock(_PadFirst, swin_transformer.SwinTransformerBlock):
-    """With timm's name, by which FSDP is told what to wrap."""
+    """With timm's name, by which FSDP knows what to wrap."""
 
 
 class SwinTransformerV2Block(_PadFirst, swin_transformer_v2.SwinTransformerV2Block):
-    """With timm's name, by which FSDP is told what to wrap."""
+    """With timm's name, by which FSDP knows what to wrap."""
 
 
 PADDED = {
@@ -164,7 +164,7 @@ def resolve(backbone: str, start: str = "", image_size: int = 0) -> Backbone:
     learned: dict[str, Any] = {}
     if _is_run(backbone):
         if start:
-            raise ValueError(f"the run {backbone} brings its own weights: leave --start away, or name a model")
+            raise ValueError(f"the run {backbone} brings its own weights: omit --start, or name a model")
         name, learned = _run_model(backbone)
         start = backbone
     else:
@@ -191,14 +191,14 @@ def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a run's model, without those that are the classifier's alone."""
     check_classifier(folder)
     card = Run(folder).read("model.json")
-    kept = {key: value for key, value in card["arguments"].items() if key not in ("num_classes", "drop_path_rate")}
-    return card["model"], kept
+    arguments = {key: value for key, value in card["arguments"].items() if key not in ("num_classes", "drop_path_rate")}
+    return card["model"], arguments
 
 
 def _family(name: str) -> str:
     """The file that a model comes from."""
     if not timm.is_model(name):
-        return ""  # create says so
+        return ""  # an error of create
     family = model_entrypoint(name).__module__.rpartition(".")[2]
     if timm.get_pretrained_cfg(name).fixed_input_size and family not in ANY_SIZE:
         raise ValueError(
@@ -216,7 +216,7 @@ def _plain_levels(model: Any, count: int) -> Levels:
     """Of tokens after some blocks, without the final norm: LV-ViT's own side layers, or the multi-level neck."""
     depth, width, patch = len(model.blocks), model.embed_dim, model.patch_embed.patch_size[0]
     if depth < 4:
-        raise ValueError(f"four levels need four blocks at least; this model has {depth}")
+        raise ValueError(f"four levels need at least four blocks; this model has {depth}")
     if isinstance(model, lvvit.LVViT):
         step = min(3, depth // 4)
         indices = [depth - 1 - step * (3 - i) for i in range(4)]

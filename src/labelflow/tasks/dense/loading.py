@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
 from labelflow.data.loader import make_loader
-from labelflow.data.views import Draw, EvalBatches, TrainBatches
+from labelflow.data.views import Draw, EvalBatches, TrainBatches, load_sample
 from labelflow.data.world import World
 from labelflow.spec import parse
 
@@ -32,43 +32,30 @@ class DenseSource(Protocol):
         ...
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """One view of one sample."""
 
-    view: Any
+    content: Any
     weight: float  # 0 where it does not count
     problem: str  # why the sample could not be read, if it could not
 
 
-Collate = Callable[[list[Seen]], Any]
+Collate = Callable[[list[View]], Any]
 
 
-class Samples(Dataset[Seen]):
-    """A source's samples, each seen as `view(sample, generator)` sees it. What cannot be read is told in `problem`; in
-    training the next sample takes its place, in an evaluation it does not count."""
-
-    TRIES = 20
+class Samples(Dataset[View]):
+    """A source's samples, each transformed by `view(sample, generator)`; `load_sample` says what becomes of those that
+    cannot be read."""
 
     def __init__(
         self, source: DenseSource, view: Callable[[Any, Generator], Any], seed: int = 0, training: bool = False
     ) -> None:
         self.source, self.view, self.seed, self.training = source, view, seed, training
 
-    def __getitem__(self, draw: Draw) -> Seen:
-        problem = ""
-        for attempt in range(self.TRIES if self.training else 1):
-            index = (draw.sample + attempt) % len(self.source)
-            try:
-                sample = self.source.load(index)
-            except Exception as error:  # damaged files make PIL raise all kinds of them
-                told = str(error)
-                problem = problem or (told if self.source.name(index) in told else f"{self.source.name(index)}: {told}")
-                if self.training:
-                    continue
-                sample = self.source.blank()
-            chance = generator(self.seed, Purpose.VIEW, draw.epoch, draw.position)
-            return Seen(self.view(sample, chance), draw.weight if self.training or not problem else 0.0, problem)
-        raise ValueError(f"{self.TRIES} samples in a row cannot be read, the first is {problem}")
+    def __getitem__(self, draw: Draw) -> View:
+        _, sample, problem = load_sample(self.source, draw.sample, self.training, self.source.blank)
+        chance = generator(self.seed, Purpose.VIEW, draw.epoch, draw.position)
+        return View(self.view(sample, chance), draw.weight if self.training or not problem else 0.0, problem)
 
 
 def load_training(samples: Samples, collate: Collate, workers: int, **plan: int) -> Iterator[Any]:

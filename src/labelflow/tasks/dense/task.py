@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Unreadable
 from labelflow.engine import Details, Run
 from labelflow.tasks.classify import check_batch, check_classes, check_colours
 from labelflow.tasks.dense.loading import DenseSource
-from labelflow.tasks.dense.student import Whole
 
 Colours = tuple[float, ...]  # of red, green and blue
 
 
 def or_none(value: float) -> float | None:
-    """None where a metric has nothing to measure, which JSON can tell."""
+    """None where a metric has nothing to measure, since JSON has no NaN."""
     return None if math.isnan(value) else value
 
 
@@ -31,10 +31,10 @@ def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
     """A run's model knows images that were normalised in its way."""
     if not start or not Path(start).is_dir():
         return
-    seen = Run(start).read("recipe.json")["data"]
-    if (tuple(seen["mean"]), tuple(seen["std"])) != (mean, std):
-        told = [" ".join(map(str, seen[name])) for name in ("mean", "std")]
-        raise ValueError(f"{start} was trained with other colours: --mean {told[0]} --std {told[1]}")
+    used = Run(start).read("recipe.json")["data"]
+    if (tuple(used["mean"]), tuple(used["std"])) != (mean, std):
+        mean_used, std_used = (" ".join(map(str, used[name])) for name in ("mean", "std"))
+        raise ValueError(f"{start} was trained with another mean or std: use --mean {mean_used} --std {std_used}")
 
 
 class DenseTask:
@@ -59,9 +59,7 @@ class DenseTask:
     def _prepare(self) -> None:
         recipe, training = self.recipe, self.recipe.training
         if training.deterministic and torch.cuda.is_available():
-            raise ValueError(
-                "on a GPU, not all that segmenters and detectors compute repeats: leave --deterministic away"
-            )
+            raise ValueError("segmenters and detectors are not deterministic on a GPU: omit --deterministic")
         self.train_source: DenseSource = self.open(recipe.data, "train")
         check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
         self.samples = len(self.train_source)
@@ -73,7 +71,7 @@ class DenseTask:
             check_run_colours(start, *self.colours())
         if training.checkpointing:
             self.model.set_grad_checkpointing()
-        self.student = Whole(self.model)
+        self.student = DenseStudent(self.model)
 
     def make_model(self) -> Any:
         raise NotImplementedError
@@ -106,3 +104,31 @@ class DenseTask:
 
     def details(self) -> Details:
         return self._details
+
+
+class DenseStudent(nn.Module):
+    """Nothing but the model: `model` is what is trained, evaluated and saved."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = with_shared_norms(model)
+        self.fast: Callable[..., Any] | None = None
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.fast(*inputs) if self.fast and self.training else self.model(*inputs)
+
+    def compile(self, *args: Any, **how: Any) -> None:
+        """For training, whose images have one size; those of an evaluation have many, and are not compiled for."""
+        self.fast = torch.compile(self.model.forward, dynamic=False, **how)
+
+    def no_weight_decay(self) -> set[str]:
+        own: Any = getattr(self.model, "no_weight_decay", set)
+        return {f"model.{name}" for name in own()}
+
+
+def with_shared_norms(model: nn.Module) -> nn.Module:
+    """Batch norms with the statistics of all processes, as published. Only GPUs can share them."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if several and torch.distributed.get_world_size() > 1 and torch.cuda.is_available():
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model

@@ -36,7 +36,7 @@ def read_annotations(file: Path) -> Entry:
         numbers = [entry["id"] for entry in content[key]]
         odd = [number for number in numbers if not isinstance(number, int)]
         if odd:
-            raise ValueError(f"{file}: an id is a whole number; one of {key} has {odd[0]!r}")
+            raise ValueError(f"{file}: ids must be integers; one of {key} is {odd[0]!r}")
         ids[key] = set(numbers)
         if len(ids[key]) < len(numbers):
             raise ValueError(f"{file}: two of {key} have the same id")
@@ -63,8 +63,8 @@ def sound_objects(file: Path, content: Entry, drop: bool) -> list[Entry]:
         if not wrong_box and not wrong_mask:
             sound.append(entry)
         elif not drop:
-            told = f"box {which}, {entry['bbox']}, {wrong_box}" if wrong_box else f"mask {which} {wrong_mask}"
-            raise ValueError(f"{file}: the {told}; mend it, or leave such objects out with --bad-objects drop")
+            problem = f"box {which}, {entry['bbox']}, {wrong_box}" if wrong_box else f"mask {which} {wrong_mask}"
+            raise ValueError(f"{file}: the {problem}; fix it, or drop such objects with --bad-objects drop")
     return sound
 
 
@@ -75,11 +75,11 @@ def image_sizes(content: Entry) -> dict[int, tuple[int, int]]:
 
 def _check_images(file: Path, images: list[Entry]) -> None:
     for entry in images:
-        if not isinstance(entry["file_name"], str):
-            raise ValueError(f"{file}: the file_name of image {entry['id']} is no text, but {entry['file_name']!r}")
-        for side in ("height", "width"):
-            if not isinstance(entry[side], int) or entry[side] < 1:
-                raise ValueError(f"{file}: the {side} of image {entry['id']} is no number of pixels: {entry[side]!r}")
+        name, sides = entry["file_name"], (entry["height"], entry["width"])
+        if not isinstance(name, str):
+            raise ValueError(f"{file}: the file_name of image {entry['id']} must be a string, not {name!r}")
+        if not all(isinstance(side, int) and side > 0 for side in sides):
+            raise ValueError(f"{file}: height and width of image {entry['id']} must be numbers of pixels, not {sides}")
 
 
 def box_problem(box: list[float], size: tuple[int, int]) -> str:
@@ -104,9 +104,9 @@ def _mask_problem(segmentation: Any, size: tuple[int, int]) -> str:
         return "" if good else "has a polygon that is not a list of three points or more, x and y of each"
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
         return "is neither a list of polygons nor run lengths with size and counts"
-    told, counts = segmentation["size"], segmentation["counts"]
-    if told != list(size):
-        return f"has size {told}, but its image {list(size)} (height, width)"
+    given, counts = segmentation["size"], segmentation["counts"]
+    if given != list(size):
+        return f"has size {given}, but its image {list(size)} (height, width)"
     if isinstance(counts, list) and (not _numbers(counts) or min(counts) < 0 or sum(counts) != size[0] * size[1]):
         return f"has counts that do not add up to the {size[0] * size[1]} pixels of its image"
     return ""

@@ -4,29 +4,32 @@ Everything in an annotation file is checked when a source is opened, before anyt
 Shapes: T objects, H×W pixels.
 """
 
+import pickle
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from labelflow.data.folder import few
+from labelflow.data.folder import shorten
 from labelflow.data.images import read
 from labelflow.data.world import World
 from labelflow.tasks.dense.loading import is_world, open_world
 from labelflow.tasks.detect.coco import Entry, draw, encode, evaluator, image_sizes, read_annotations, sound_objects
 from labelflow.tasks.detect.files import find_annotations, find_images, given
-from labelflow.tasks.detect.packed import Packed
 from labelflow.tasks.detect.settings import DetectData
+
+Item = TypeVar("Item")
 
 
 class Sample(NamedTuple):
     image: Tensor  # (3, H, W) uint8
     boxes: Tensor  # (T, 4) float: left, top, right, bottom, in pixels
-    labels: Tensor  # (T,) long: from 0 on
+    labels: Tensor  # (T,) long: ≥ 0
     masks: Tensor  # (T, H, W) uint8: 0 or 1
     number: int  # the image's id
 
@@ -38,12 +41,35 @@ class Object(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What a file in COCO's format tells of an image."""
+    """An image and its objects, from a file in COCO's format."""
 
     number: int
     file: str
     size: tuple[int, int]  # H, W
     objects: list[Object]  # without crowds
+
+
+class Packed(Generic[Item]):
+    """Items in one buffer. Processes that read them share it: no item's reference count is there to be touched, which
+    would copy the page of memory that it lies on.
+
+    >>> Packed(["cat", "dog"])[1]
+    'dog'
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        pickled = [pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in items]
+        self._bounds = np.cumsum([0, *map(len, pickled)], dtype=np.int64)
+        self._buffer = np.frombuffer(b"".join(pickled), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} is out of range: there are {len(self)} items")
+        item: Item = pickle.loads(self._buffer[self._bounds[index] : self._bounds[index + 1]].data)
+        return item
 
 
 class Coco:
@@ -53,23 +79,23 @@ class Coco:
         self, file: Path, images: Path | None = None, *, training: bool, keep_empty: bool = False, drop: bool = False
     ) -> None:
         content = read_annotations(file)
-        told = len(content["annotations"])
+        annotated = len(content["annotations"])
         content["annotations"] = sound_objects(file, content, drop)
-        self.file, self.dropped = file, told - len(content["annotations"])
+        self.file, self.dropped = file, annotated - len(content["annotations"])
         self.content = {} if training else content  # large, and only an evaluation asks for it
         names = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
         self.categories = sorted(names)
         self.classes = [names[number] for number in self.categories]
         pictures = _pictures(content, self.categories)
         if not any(one.objects for one in pictures):
-            what = f"objects to {'train' if training else 'evaluate'} on: crowds are none" if pictures else "images"
+            what = f"objects to {'train' if training else 'evaluate'} on (crowds don't count)" if pictures else "images"
             raise ValueError(f"{file} has no {what}" + (f"; {self.dropped} were dropped" if self.dropped else ""))
         pictures = [one for one in pictures if not training or keep_empty or one.objects]
         self.folder = images = images or find_images(file, pictures[0].file)
         present = {path.relative_to(images).as_posix() for path in images.rglob("*") if path.is_file()}
         absent = [one.file for one in pictures if one.file not in present]
         if absent:
-            raise ValueError(f"{images} lacks images of {file}: {few(absent)}")
+            raise ValueError(f"{images} lacks images of {file}: {shorten(absent)}")
         self.pictures = Packed(pictures)
 
     def __len__(self) -> int:
@@ -79,8 +105,8 @@ class Coco:
         number, _, (height, width), objects = self.pictures[index]
         image = torch.from_numpy(np.array(read(self.name(index)))).permute(2, 0, 1)
         if image.shape[1:] != (height, width):
-            told = f"{image.shape[1]}×{image.shape[2]}"
-            raise ValueError(f"{self.name(index)} has {told} pixels, but {self.file} says {height}×{width}")
+            pixels = f"{image.shape[1]}×{image.shape[2]}"
+            raise ValueError(f"{self.name(index)} has {pixels} pixels, but {self.file} says {height}×{width}")
         boxes = torch.tensor([one.box for one in objects], dtype=torch.float32).view(-1, 4)
         boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1).clamp_min(0)
         boxes = boxes.minimum(boxes.new_tensor([width, height, width, height]))
@@ -90,10 +116,10 @@ class Coco:
         return Sample(image, boxes, labels, drawn, number)
 
     def truth(self) -> Entry:
-        """What is true of all images of an evaluation, in COCO's format: the file's own content. Areas that it does not
-        tell are those of the masks, filled in once."""
+        """What is true of all images of an evaluation, in COCO's format: the file's own content. Missing areas
+        are those of the masks, filled in once."""
         if not self.content:
-            raise ValueError("what is true of all images is kept for evaluation only, not for training")
+            raise ValueError("annotations of all images are held for evaluation only, not for training")
         sizes = image_sizes(self.content)
         for one in self.content["annotations"]:
             one.setdefault("iscrowd", 0)
@@ -110,7 +136,7 @@ class Coco:
 
 
 class WorldObjects:
-    """Scenes of the sample world, as COCO would tell of them."""
+    """Scenes of the sample world, in COCO's format."""
 
     dropped = 0
 

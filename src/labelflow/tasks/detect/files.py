@@ -6,7 +6,7 @@ from labelflow.data.folder import SPLITS
 
 
 def given(root: Path, name: str) -> Path:
-    """A path as it is written, or within the folder."""
+    """A path, from here or from the folder."""
     for path in (Path(name), root / name):
         if path.exists():
             return path
@@ -25,9 +25,9 @@ def find_annotations(root: Path, split: str) -> Path:
     files = files or [path for name in names for path in root.glob(f"{name}/*.json")]
     if len(files) == 1:
         return files[0]
-    told = "several annotation files" if files else "no annotation file"
+    found = "several annotation files" if files else "no annotation file"
     raise ValueError(
-        f"{root} has {told} for {option!r}, such as annotations/instances_{option}2017.json; "
+        f"{root} has {found} for {option!r}, such as annotations/instances_{option}2017.json; "
         f"say which: --{option}-json FILE"
     )
 
@@ -42,8 +42,8 @@ def find_images(file: Path, first: str) -> Path:
     for place in places:
         if (place / first).is_file():
             return place
-    told = sorted({str(place) for place in places})
+    searched = sorted({str(place) for place in places})
     raise ValueError(
-        f"{first}, an image of {file}, is in none of {', '.join(told)}; say where with "
+        f"{first}, an image of {file}, is in none of {', '.join(searched)}; say where with "
         "--train-images or --val-images FOLDER"
     )

@@ -12,11 +12,11 @@ BOX_SIDE, MASK_SIDE = 7, 14  # of the features that a head is given
 MASK = 2 * MASK_SIDE  # the side of a mask
 
 
-class Answer(NamedTuple):
+class BoxPrediction(NamedTuple):
     """What a box head says."""
 
     logits: Tensor  # (R, C + 1), the last of which is the background
-    shifts: Tensor  # (R, C, 4): how each class would move the box
+    deltas: Tensor  # (R, C, 4): how each class would move the box
 
     @property
     def likeliest(self) -> Tensor:
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 class BoxHead(nn.Module):
     """Four convolutions with batch norm and a fully connected layer; from there the class, and a shift for each class.
 
-    In a run on several GPUs, the norms' statistics are those of all (`tasks/dense/student.py`).
+    In a run on several GPUs, the norms' statistics are those of all (`tasks/dense/task.py`).
     """
 
     def __init__(self, channels: int, hidden: int, classes: int) -> None:
@@ -45,10 +45,10 @@ class BoxHead(nn.Module):
             nn.init.normal_(layer.weight, std=deviation)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, features: Tensor) -> Answer:
+    def forward(self, features: Tensor) -> BoxPrediction:
         """(R, D, 7, 7)"""
         hidden = self.trunk(features)
-        return Answer(self.classify(hidden).float(), self.shift(hidden).float().unflatten(1, (self.classes, 4)))
+        return BoxPrediction(self.classify(hidden).float(), self.shift(hidden).float().unflatten(1, (self.classes, 4)))
 
 
 class MaskHead(nn.Sequential):

@@ -35,14 +35,14 @@ class Detections:
 
 
 def on_main(compute: Callable[[], Any]) -> Any:
-    """What the main process computes, told to all. What goes wrong there goes wrong everywhere: none waits forever."""
-    told: list[Any] = [None]
+    """What the main process computes, sent to all. An error there is raised in all of them: none waits forever."""
+    result: list[Any] = [None]
     if PartialState().is_main_process:
         try:
-            told = [compute()]
+            result = [compute()]
         except Exception as error:
-            told = [error]
-    (found,) = broadcast_object_list(told)
+            result = [error]
+    (found,) = broadcast_object_list(result)
     if isinstance(found, Exception):
         raise found
     return found
@@ -100,7 +100,7 @@ def _evaluate(truth: Entry, results: list[Entry], kind: str, images: Collection[
     if not results:
         return None
     coco = evaluator()
-    # The areas of detections, which small, medium and large are told by, are those of what is compared.
+    # Small, medium and large are decided by the area of what is compared: boxes, or masks.
     left_out = {"segmentation"} if kind == "box" else {"bbox"}
     own = [{key: value for key, value in one.items() if key not in left_out} for one in results]
     true = coco.COCO(truth, use_deepcopy=True)

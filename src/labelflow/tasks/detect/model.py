@@ -10,12 +10,12 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform, res
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.tasks.dense.backbone import make_levels
-from labelflow.tasks.dense.geometry import fit
+from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.detect.boxes import Size
 from labelflow.tasks.detect.cascade import Cascade, Target
 from labelflow.tasks.detect.pooling import STRIDES, paste
 from labelflow.tasks.detect.proposals import LOSSES, Pyramid, region_proposals
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 
 OUTSIDE = 0.5  # pixels by which a box may leave its image: rounding
 

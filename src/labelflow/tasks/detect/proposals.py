@@ -9,7 +9,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from labelflow.tasks.detect.pooling import STRIDES
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import Sizes
 
 ALL_STRIDES = (*STRIDES, 2 * STRIDES[-1])
 RATIOS = 0.5, 1.0, 2.0  # of its height to its width
@@ -60,15 +60,15 @@ class RegionHead(RPNHead):
     """Its answers are float32 also under autocast, for boxes are computed from them."""
 
     def forward(self, levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        logits, shifts = super().forward(levels)
-        return [level.float() for level in logits], [level.float() for level in shifts]
+        logits, deltas = super().forward(levels)
+        return [level.float() for level in logits], [level.float() for level in deltas]
 
 
 class AnchorMatcher(Matcher):
-    """An anchor matches from an overlap of 0.7 on, and the best ones of a true box already from 0.3 on."""
+    """An anchor matches with an IoU of at least 0.7; the best ones of a true box, with at least 0.3."""
 
-    def __init__(self, overlap: float = 0.7, least: float = 0.3) -> None:
-        super().__init__(overlap, least, allow_low_quality_matches=True)
+    def __init__(self, iou: float = 0.7, low_quality_iou: float = 0.3) -> None:
+        super().__init__(iou, low_quality_iou, allow_low_quality_matches=True)
 
     def set_low_quality_matches_(self, matches: Tensor, all_matches: Tensor, match_quality_matrix: Tensor) -> None:
         overlaps = match_quality_matrix  # (true boxes, anchors)

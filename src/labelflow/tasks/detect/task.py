@@ -13,8 +13,7 @@ from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_n
 from labelflow.tasks.detect.data import open_source
 from labelflow.tasks.detect.metrics import Detections, on_main, scores_and_classes
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
-from labelflow.tasks.detect.settings import DetectData
-from labelflow.tasks.detect.sizes import Sizes
+from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.detect.views import Batch, eval_batches, train_batches
 from labelflow.tasks.parts import Changeable
 
@@ -64,11 +63,11 @@ class Detection(DenseTask):
         self.found = Detections()
         dropped = self.eval_source.dropped + (self.train_source.dropped if training else 0)  # type: ignore[attr-defined]
         if dropped:
-            tell(f"left out {dropped} objects whose boxes or masks are none")
+            tell(f"left out {dropped} objects with invalid boxes or masks")
 
     def make_model(self) -> CascadeMaskRCNN:
         if self.recipe.training.compile:
-            raise ValueError("a detector would be compiled anew for every size of image: leave --compile away")
+            raise ValueError("a detector would be recompiled for every image size: omit --compile")
         return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.start)
 
     def colours(self) -> tuple[Colours, Colours]:
@@ -83,7 +82,7 @@ class Detection(DenseTask):
         return [Term(name, loss) for name, loss in student(batch.images, batch.targets).items()]
 
     def measure(self, student: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Detections are kept here; what adds up is how many images were seen."""
+        """Collects detections; what is summed is the number of images."""
         for found, number, weight in zip(student(batch.images), batch.numbers, batch.weights, strict=True):
             if weight:
                 self.found.add(found, number, self.eval_source.categories)
@@ -98,7 +97,7 @@ class Detection(DenseTask):
 
 
 def build_detector(recipe: DetectRecipe, card: dict[str, Any]) -> CascadeMaskRCNN:
-    """The model of a run, as its card tells, with random weights."""
+    """The model of a run, from its card, with random weights."""
     return _detector(recipe, card["model"], len(card["classes"]))
 
 

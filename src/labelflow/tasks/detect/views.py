@@ -14,8 +14,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
-from labelflow.tasks.dense.geometry import fit
-from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
+from labelflow.tasks.dense.layers import fit
+from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.settings import DetectData
 
@@ -48,7 +48,7 @@ def train_view(sample: Sample, generator: Generator, data: DetectData) -> Sample
 
 
 def eval_view(sample: Sample, generator: Generator) -> Sample:
-    """As it is: a detector resizes by itself, and answers in the pixels of what it was given."""
+    """Unchanged: a detector resizes by itself, and answers in the pixels of what it was given."""
     return sample
 
 
@@ -98,20 +98,20 @@ def eval_batches(source: DenseSource, data: DetectData, **plan: int) -> "DataLoa
     return load_evaluation(Samples(source, eval_view), collate_images, data.workers, **plan)
 
 
-def collate(seen: list[Seen]) -> Batch:
-    samples: list[Sample] = [one.view for one in seen]
+def collate(views: list[View]) -> Batch:
+    samples: list[Sample] = [view.content for view in views]
     return Batch(
         [sample.image.float() / 255 for sample in samples],
         [{"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks} for sample in samples],
         [sample.number for sample in samples],
-        [one.weight for one in seen],
-        [one.problem for one in seen if one.problem],
+        [view.weight for view in views],
+        [view.problem for view in views if view.problem],
     )
 
 
-def collate_images(seen: list[Seen]) -> Batch:
-    """Without targets: an evaluation compares with what its source tells of all images at once."""
-    return collate(seen)._replace(targets=[])
+def collate_images(views: list[View]) -> Batch:
+    """Without targets: an evaluation compares with the annotations of all images at once."""
+    return collate(views)._replace(targets=[])
 
 
 def _boxes(sample: Sample) -> tv_tensors.BoundingBoxes:

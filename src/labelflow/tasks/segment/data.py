@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from labelflow.data.folder import few
+from labelflow.data.folder import shorten
 from labelflow.data.images import read
 from labelflow.data.world import World
 from labelflow.tasks.dense.loading import DenseSource, is_world, open_world
@@ -60,8 +60,8 @@ class Pairs:
         if len(unknown):
             known = np.flatnonzero((self.meaning >= 0) & (self.meaning != VOID))
             raise ValueError(
-                f"{path} has the class ids {few([str(one) for one in unknown])}, which are none of the "
-                f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); mend the mask or the list of classes"
+                f"{path} has the class ids {shorten([str(one) for one in unknown])}, which are not among the "
+                f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); fix the mask or the list of classes"
             )
         return torch.from_numpy(self.codes[values.astype(np.uint8, copy=False)])
 
@@ -120,7 +120,7 @@ def check(source: Pairs, masks: int = 2000) -> None:
 
 
 def _check_mask(source: Pairs, index: int) -> None:
-    with suppress(OSError):  # a damaged file is told when it is read, and skipped if that is allowed
+    with suppress(OSError):  # a damaged file is reported when it is read, and skipped if that is allowed
         source.mask(index)
 
 
@@ -138,8 +138,8 @@ def _problem(pair: tuple[Path, Path]) -> str:
         try:
             with Image.open(path) as file:
                 size = file.size[::-1]
-                told = file.format in EXIF_FIRST or "exif" in file.info
-                turned = path == pair[0] and told and file.getexif().get(EXIF_TURN, 1) > 4
+                has_exif = file.format in EXIF_FIRST or "exif" in file.info
+                turned = path == pair[0] and has_exif and file.getexif().get(EXIF_TURN, 1) > 4
         except OSError:
             return ""  # as above
         sizes.append(size[::-1] if turned else size)
@@ -149,5 +149,5 @@ def _problem(pair: tuple[Path, Path]) -> str:
 def _misfit(pair: tuple[Path, Path], image: tuple[int, ...], mask: tuple[int, ...]) -> str:
     return (
         f"{pair[0]} has {image[0]}×{image[1]} pixels, but its mask {pair[1]} has {mask[0]}×{mask[1]}; make both the "
-        "same (a camera's note that an image is turned counts for images)"
+        "same (images are rotated as their EXIF data says)"
     )

@@ -1,6 +1,6 @@
 """Heads that make class scores of maps: UperNet (Xiao et al., ECCV 2018) and FCN (Long et al., CVPR 2015).
 
-Their norms are BatchNorm2d; in a run on several GPUs, with the statistics of all (`tasks/dense/student.py`). Shapes: B
+Their norms are BatchNorm2d; in a run on several GPUs, with the statistics of all (`tasks/dense/task.py`). Shapes: B
 batch, K classes, h×w a map.
 """
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labelflow.data.folder import SPLITS, aside_count, few, first_folder, image_files, order_of
+from labelflow.data.folder import SPLITS, aside_count, first_folder, image_files, order_of, shorten
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
 
@@ -100,14 +100,16 @@ def pair(images: Path, masks: Path, only: set[str] | None = None) -> list[tuple[
     if only is not None:
         absent = sorted(only - set(stems))
         if absent:
-            raise ValueError(f"{images} lacks images that are listed: {few(absent)}")
-    kept = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
-    if not kept:
+            raise ValueError(f"{images} lacks images that are listed: {shorten(absent)}")
+    chosen = [(file, stem) for file, stem in zip(files, stems, strict=True) if only is None or stem in only]
+    if not chosen:
         raise ValueError(f"{images} has no images")
-    missing = [stem for _, stem in kept if stem not in found]
+    missing = [stem for _, stem in chosen if stem not in found]
     if missing:
-        raise ValueError(f"{masks} has no masks for {few(missing)}: a mask is called as its image is, with any ending")
-    return [(file, found[stem]) for file, stem in kept]
+        raise ValueError(
+            f"{masks} has no masks for {shorten(missing)}: a mask has the name of its image, with any extension"
+        )
+    return [(file, found[stem]) for file, stem in chosen]
 
 
 def _class_names(root: Path, data: SegmentData) -> list[str]:

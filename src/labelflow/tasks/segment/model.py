@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from labelflow.models import lvvit
 from labelflow.tasks.dense.backbone import Levels, make_levels
-from labelflow.tasks.dense.necks import Rescaled
+from labelflow.tasks.dense.layers import Rescaled
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 
 HEADS = ("upernet", "fcn")
@@ -79,7 +79,7 @@ def make_segmenter(
     if head not in HEADS:
         raise ValueError(f"there is no head {head!r}; there are {', '.join(HEADS)}")
     if classes < 2:
-        raise ValueError(f"a segmenter tells two classes apart at least, not {classes}")
+        raise ValueError(f"a segmenter needs at least two classes, not {classes}")
     levels = make_levels(backbone, start, drop_path, image_size, count=4 if head == "upernet" else 2)
     channels = levels.channels
     is_lvvit = isinstance(levels.model, lvvit.LVViT)

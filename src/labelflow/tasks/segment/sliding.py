@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labelflow.tasks.dense.geometry import fit
+from labelflow.tasks.dense.layers import fit
 
 Model = Callable[[Tensor], Tensor]
 
@@ -39,7 +39,7 @@ class Inference:
         if self.window < 0 or not 0 <= self.stride <= self.window:
             raise ValueError(f"a stride must not leave gaps: 0 to {self.window}, the window, not {self.stride}")
         if not self.scales or min(self.scales) <= 0:
-            raise ValueError(f"scales must be greater than 0, one at least, not {self.scales}")
+            raise ValueError(f"scales must be at least one number greater than 0, not {self.scales}")
 
 
 def classify(model: Model, images: Tensor, how: Inference | None = None, rows: int = 32) -> Tensor:
@@ -63,7 +63,7 @@ def classify(model: Model, images: Tensor, how: Inference | None = None, rows: i
 def slide(model: Model, images: Tensor, window: int, stride: int) -> Tensor:
     """The logits of windows, averaged where they overlap: (B, 3, H, W) -> (B, C, H, W).
 
-    The last window of a row ends with the image. An image smaller than a window is asked about as it is.
+    The last window of a row ends with the image. An image smaller than a window is passed to the model unchanged.
     """
     height, width = images.shape[-2:]
     total: Tensor | None = None

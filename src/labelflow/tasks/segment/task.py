@@ -132,7 +132,7 @@ def pixel_loss(logits: Tensor, masks: Tensor) -> Tensor:
 
 
 def build_segmenter(recipe: SegmentRecipe, card: dict[str, Any]) -> Segmenter:
-    """The model of a run, as its card tells, with random weights."""
+    """The model of a run, from its card, with random weights."""
     size = recipe.data.crop
     return make_segmenter(card["model"], recipe.head, len(card["classes"]), image_size=size, width=recipe.width)
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
-from labelflow.tasks.dense.geometry import fit
-from labelflow.tasks.dense.loading import DenseSource, Samples, Seen, load_evaluation, load_training
+from labelflow.tasks.dense.layers import fit
+from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.segment.data import Sample
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
@@ -122,15 +122,15 @@ def eval_batches(source: DenseSource, data: SegmentData, **plan: int) -> "DataLo
     return load_evaluation(Samples(source, partial(eval_view, data=data)), _list, data.workers, **plan)
 
 
-def _stack(seen: list[Seen]) -> Batch:
-    images, masks = zip(*(one.view for one in seen), strict=True)
-    return Batch(torch.stack(images), torch.stack(masks), [one.problem for one in seen if one.problem])
+def _stack(views: list[View]) -> Batch:
+    images, masks = zip(*(view.content for view in views), strict=True)
+    return Batch(torch.stack(images), torch.stack(masks), [view.problem for view in views if view.problem])
 
 
-def _list(seen: list[Seen]) -> EvalBatch:
-    images = [one.view[0] for one in seen]
-    masks = [one.view[1] if one.weight else torch.full_like(one.view[1], VOID) for one in seen]
-    return EvalBatch(images, masks, [one.problem for one in seen if one.problem])
+def _list(views: list[View]) -> EvalBatch:
+    images = [view.content[0] for view in views]
+    masks = [view.content[1] if view.weight else torch.full_like(view.content[1], VOID) for view in views]
+    return EvalBatch(images, masks, [view.problem for view in views if view.problem])
 
 
 def _uniform(generator: Generator, low: float = 0.0, high: float = 1.0) -> float:
