@@ -37,7 +37,7 @@ from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
 from labelflow.labels import Annotation, Draft, LabelMap, Manifest, Store, StoreLabels, annotate, label_view
-from labelflow.labels.annotate import best_scores, place_logits
+from labelflow.labels.annotation import best_scores, place_logits
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixToken
 from labelflow.models.create import create

@@ -18,7 +18,7 @@ from labelflow.tasks import evaluate_run, load_any, load_run, train_run
 from labelflow.tasks.dense.student import Whole
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.sizes import Sizes
-from labelflow.tasks.runs import read_any_recipe
+from labelflow.tasks.recipe import read_any_recipe
 from labelflow.tasks.segment.model import make_segmenter
 
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=32, depth=4, num_heads=2)"

@@ -23,7 +23,7 @@ from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS, find_method
 from labelflow.robust_command import robust
 from labelflow.tasks import train_run
-from labelflow.tasks.kinds import KINDS
+from labelflow.tasks.recipe import KINDS
 from labelflow.train_command import Train
 
 ROOT = Path(__file__).parent.parent

@@ -42,3 +42,12 @@ def _first_sentence(box: str) -> str:
     _, *lines = [line.strip() for line in plain.splitlines()]
     paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
     return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(paragraphs[0].split()))
+
+
+def flag(name: str) -> str:
+    """Of a setting.
+
+    >>> flag("imagenet_a")
+    '--imagenet-a'
+    """
+    return f"--{name.replace('_', '-')}"

@@ -16,7 +16,7 @@ from labelflow.engine import Details
 from labelflow.report import write_report
 from labelflow.report.dense import shown
 from labelflow.tasks import SURE, Loaded, find_objects, find_segments, load_any, predict
-from labelflow.tasks.kinds import kind_of
+from labelflow.tasks.recipe import kind_of
 from labelflow.tasks.runs import evaluate_in_detail
 
 

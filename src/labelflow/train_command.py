@@ -16,7 +16,7 @@ from labelflow.recipes import Entry, find_any
 from labelflow.recipes.transfer import DATA, transferred_to
 from labelflow.report import write_report
 from labelflow.tasks import AnyRecipe, train_run
-from labelflow.tasks.kinds import kind_of
+from labelflow.tasks.recipe import kind_of
 
 R = TypeVar("R", bound=AnyRecipe)
 NEXT = {  # after a first run

@@ -31,7 +31,7 @@ from helpers import sharpen
 from labelflow.cli import main
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Annotator, Draft, Manifest, Store, label_view
-from labelflow.labels.annotate import best_scores, columns_of, place_logits
+from labelflow.labels.annotation import best_scores, columns_of, place_logits
 from labelflow.labels.sampling import seen_window
 from labelflow.sparse import TokenLabels
 from labelflow.tasks.annotation import make_annotator

@@ -15,7 +15,7 @@ from labelflow.recipes import ALL, DETECTORS, RECIPES, SEGMENTERS, Entry, find, 
 from labelflow.recipes.transfer import DATA, transferred_to
 from labelflow.spec import parse
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_any_recipe
+from labelflow.tasks.recipe import read_any_recipe
 
 # TL-Align, Table 3: mIoU at one scale, without and with TL-Align
 TABLE_3 = {

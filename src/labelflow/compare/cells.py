@@ -28,7 +28,8 @@ from labelflow.labels import Store
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.runs import FREE, flat
+from labelflow.tasks.recipe import flat
+from labelflow.tasks.runs import RESUME_MAY_CHANGE
 
 Result = dict[str, Any]  # what a cell came to, as in its file
 
@@ -52,7 +53,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Of all that decides what the cell computes, but not of where its files lie."""
-        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in FREE | PLACES}
+        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in RESUME_MAY_CHANGE | PLACES}
         return _digest(json.dumps([settings, self.data, self.code], sort_keys=True))
 
     @property
@@ -105,7 +106,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
     begun = time.perf_counter()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=FREE | PLACES, last=last)
+    metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=RESUME_MAY_CHANGE | PLACES, last=last)
     run = Run(cell.run(out))
     lines = run.metrics()
     card, environment = run.read("model.json"), run.read("environment.json")

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from labelflow.chance import Purpose, generator, seed_of
 from labelflow.engine.checkpoint import Checkpoints
 from labelflow.engine.ema import Ema
-from labelflow.engine.evaluate import evaluate
+from labelflow.engine.evaluation import evaluate
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import DETAILS, Run

@@ -6,8 +6,10 @@ import torch
 from torch import Generator, Tensor
 
 from labelflow.mix import Mix
+from labelflow.mixers import MIXERS
 from labelflow.mixers.base import Guided, Mixer, check_images, draw_uniform
 from labelflow.mixers.mixup import NoMix
+from labelflow.spec import build, mixture
 
 
 class Choose:
@@ -62,3 +64,11 @@ class Choose:
         draws = draw_uniform((count,), generator)
         edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
         return torch.bucketize(draws, edges, right=True)
+
+
+def make_mixer(text: str) -> Mixer | Guided:
+    """`cutmix(alpha=1.0)`, or several in turn: `0.5*mixup + 0.5*cutmix`."""
+    parts = [(weight, build(name, MIXERS, "mixer")) for weight, name in mixture(text)]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    return Choose([mixer for _, mixer in parts], [weight for weight, _ in parts])

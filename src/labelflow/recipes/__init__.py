@@ -17,7 +17,7 @@ from labelflow.recipes import (
 from labelflow.recipes.base import Entry
 from labelflow.spec import known
 from labelflow.tasks import DetectRecipe, Recipe, SegmentRecipe
-from labelflow.tasks.kinds import KINDS
+from labelflow.tasks.recipe import KINDS
 
 
 def _of(paper: str, *families: Iterable[Entry[Recipe]]) -> list[Entry[Recipe]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from labelflow.tasks import AnyRecipe
-from labelflow.tasks.kinds import Kind, kind_of
+from labelflow.tasks.recipe import Kind, kind_of
 
 R = TypeVar("R", bound=AnyRecipe)
 

@@ -6,7 +6,7 @@ from labelflow.engine import Run
 from labelflow.recipes.base import Entry
 from labelflow.recipes.imagenet import aligned, deit
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 DATA = {
     "cifar10": "torch/cifar10",

@@ -1,48 +1,13 @@
 """Annotating a data set from the command line: which classifier, which data, progress."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import torch
 from accelerate import Accelerator
 
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
-from labelflow.labels import Annotation, Annotator, Store, annotate
+from labelflow.labels import Annotator, Store, annotate
+from labelflow.labels.settings import Annotate
 from labelflow.tasks.classifiers import load_classifier
-
-
-@dataclass(frozen=True)
-class Annotate:
-    """An annotator, what it annotates, and how."""
-
-    model: str
-    """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
-    out: Path
-    """The folder of the labels."""
-    start: str = "pretrained"
-    """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
-    image_size: int = 0
-    """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
-    split: str = "train"
-    """The part of the data to annotate: train or val."""
-    train_split: str = "train"
-    """What Hugging Face calls the part to train on; as in training."""
-    val_split: str = "val"
-    """What Hugging Face calls the part to evaluate on; as in training."""
-    root: str = "data"
-    """Where torchvision and Hugging Face keep their files."""
-    val_fraction: float = 0.1
-    """How much of a folder without train and val is set aside; as in training."""
-    split_seed: int = 0
-    """Chooses which files are set aside; as in training."""
-    workers: int = -1
-    """Processes that read images; -1: as many as there are cores for them, at most 8."""
-    skip_unreadable: int = 0
-    """How many images that cannot be read are skipped, and told, before it stops. They get labels that say nothing."""
-    resume: bool = False
-    """Go on with the labels in that folder, if they are unfinished."""
-    how: Annotation = field(default_factory=Annotation)
 
 
 def annotate_data(data: str, options: Annotate) -> Store:

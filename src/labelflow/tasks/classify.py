@@ -4,7 +4,6 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +13,16 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data import Batch, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
-from labelflow.engine.optim import schedule_lengths
+from labelflow.engine.optim import check_optimizer, schedule_lengths
 from labelflow.guides import Mixing, Scene
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
-from labelflow.tasks.parts import Changeable
-
-
-@dataclass(frozen=True)
-class Recipe(Changeable):
-    """Everything that decides what a run computes."""
-
-    model: str = "deit_small_patch16_224"
-    """A timm model, with arguments where wanted: 'vit_tiny_patch16_224(patch_size=8, depth=6)'."""
-    start: str = ""
-    """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
-    drop_path: float = 0.1
-    """Stochastic depth, growing linearly to this rate."""
-    mixer: str = "cutmix(alpha=1.0)"
-    """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
-    target: str = "tl_align"
-    """What it is trained on: plain, tl_align, transmix, sm_mix; with --labels token_label, token_label_aligned,
-    relabel, token_mix."""
-    smoothing: float = 0.1
-    """Label smoothing."""
-    data: Data = field(default_factory=Data)
-    training: Training = field(default_factory=Training)
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {self.mixer}, {self.target}"
+from labelflow.tasks.recipe import KINDS, Recipe
 
 
 class Evaluation:
@@ -84,7 +58,7 @@ class Evaluation:
 class Classification(Evaluation):
     """A classifier of a recipe on its data."""
 
-    headline = "top1"
+    headline = KINDS["train"].headline
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixing = Mixing(recipe.mixer)
@@ -95,7 +69,7 @@ class Classification(Evaluation):
         self.classes = list(self.train_source.classes)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
-        check_batch(recipe.training, self.samples)
+        check_training(recipe.training, self.samples)
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
         check_colours(self.model_name, recipe.start, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.start)
@@ -198,13 +172,20 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
     return name, arguments | given
 
 
-def check_batch(training: Training, samples: int) -> None:
+def build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
+    """The model of a run, as its card says, with random weights."""
+    return create(card["model"], **card["arguments"])
+
+
+def check_training(training: Training, samples: int) -> None:
+    """What can be wrong with the settings, asked before anything is written."""
+    check_optimizer(training.optimizer)
     if samples < training.batch:
         raise ValueError(
             f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
             "(and --group)"
         )
-    schedule_lengths(training, samples // training.batch)  # before anything is written
+    schedule_lengths(training, samples // training.batch)
 
 
 def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

@@ -2,8 +2,8 @@
 
 import platform
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,12 +19,12 @@ from labelflow.data import check_groups
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import create, load_exactly
-from labelflow.tasks.classify import Recipe, check_classes, weights_file
-from labelflow.tasks.kinds import KINDS, AnyRecipe, kind_of
+from labelflow.tasks.classify import check_classes, weights_file
+from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # What may change when a run goes on: it changes what is kept and shown, not what is computed.
-FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
+RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
 def train_run(
@@ -33,7 +33,7 @@ def train_run(
     resume: bool,
     name: str = "",
     quiet: bool = False,
-    free: Collection[str] = FREE,
+    free: Collection[str] = RESUME_MAY_CHANGE,
     last: bool = True,
 ) -> dict[str, float]:
     """Train a recipe in a folder; returns the metrics of the last evaluation.
@@ -108,37 +108,6 @@ def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_si
     return Loaded(recipe, card["classes"], model.eval())
 
 
-def read_recipe(run: Run) -> Recipe:
-    """Of a classifier."""
-    recipe: Recipe = read_any_recipe(run, "train")
-    return recipe
-
-
-def read_any_recipe(run: Run, kind: str = "") -> Any:
-    """Of any task, or of the one that it must be."""
-    values = run.read("recipe.json")
-    try:
-        own = KINDS[values.get("task", "train")]
-        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
-    if kind and own.name != kind:
-        raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
-    return recipe
-
-
-def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass of what `asdict` made of it."""
-    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
-    settings = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            settings[name] = _from_json(parts[name], value)
-        else:
-            settings[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**settings)
-
-
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
     """The metrics of a run's model on its own evaluation data, or with other settings (`data="folder"`)."""
     return evaluate_in_detail(folder, weights, **changes).metrics
@@ -164,23 +133,6 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.data}")
         student = accelerator.prepare(kind.student(loaded.model))
         return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
-
-
-def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two recipes differ: name, one's value, the other's."""
-    second = dict(flat(asdict(other)))
-    for name, value in flat(asdict(one)):
-        if second[name] != value:
-            yield name, value, second[name]
-
-
-def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe and of its parts, under their own names."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value)
-        else:
-            yield name, value
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

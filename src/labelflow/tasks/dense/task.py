@@ -10,7 +10,7 @@ import torch
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Unreadable
 from labelflow.engine import Details, Run
-from labelflow.tasks.classify import check_batch, check_classes, check_colours
+from labelflow.tasks.classify import check_classes, check_colours, check_training
 from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.dense.student import Whole
 
@@ -20,11 +20,6 @@ Colours = tuple[float, ...]  # of red, green and blue
 def or_none(value: float) -> float | None:
     """None where a metric has nothing to measure, which JSON can tell."""
     return None if math.isnan(value) else value
-
-
-def check_drop_path(rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise ValueError(f"drop_path must lie in [0, 1), not {rate}")
 
 
 def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
@@ -65,7 +60,7 @@ class DenseTask:
         self.train_source: DenseSource = self.open(recipe.data, "train")
         check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
         self.samples = len(self.train_source)
-        check_batch(training, self.samples)
+        check_training(training, self.samples)
         check_colours(recipe.backbone.partition("(")[0], recipe.start, *self.colours())
         torch.manual_seed(seed_of(training.seed, Purpose.WEIGHTS))
         self.model = self.make_model()  # a run that it starts from is a classifier's, or ValueError
