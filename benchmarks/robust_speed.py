@@ -24,8 +24,8 @@ from torchvision.datasets import ImageFolder
 from labelflow.data import World
 from labelflow.robust.judged import Judged, load_judged
 from labelflow.robust.natural import Natural
-from labelflow.robust.settings import NaturalSets
 from labelflow.robust.session import Session
+from labelflow.robust.settings import NaturalSets
 
 CPU = torch.device("cpu")
 

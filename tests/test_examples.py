@@ -18,13 +18,13 @@ from PIL import Image
 
 import labelflow
 from labelflow.arguments import parse_arguments
-from labelflow.compare_command import Compare
+from labelflow.commands.compare import Compare
+from labelflow.commands.robust import robust
+from labelflow.commands.train import Train
 from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS, find_method
-from labelflow.robust_command import robust
 from labelflow.tasks import train_run
 from labelflow.tasks.recipe import KINDS
-from labelflow.train_command import Train
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,6 +13,8 @@ ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
 LAYERS = [
     *(
+        "lazy",
+        "process",
         "arguments",
         "spec",
         "chance",
@@ -28,17 +30,7 @@ LAYERS = [
         "align",
     ),
     *("guides", "targets", "data", "engine", "labels", "tasks", "analysis", "figures", "report", "recipes", "compare"),
-    *(
-        "robust",
-        "robust_command",
-        "label_commands",
-        "compare_command",
-        "coverage_command",
-        "figure_command",
-        "explore",
-        "explore_command",
-    ),
-    *("train_command", "run_commands", "cli", "__main__"),
+    *("robust", "explore", "commands", "cli", "__main__"),
 ]
 
 

@@ -74,13 +74,13 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
 
 
 def test_code_that_only_shows_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "label_commands.py": "d"}
+    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "commands/labels.py": "d"}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("labelflow.__file__", str(tmp_path / "__init__.py"))
     before = code_version()
-    for name in ("compare/page.py", "cli.py", "label_commands.py"):
+    for name in ("compare/page.py", "cli.py", "commands/labels.py"):
         (tmp_path / name).write_text("changed")
     assert code_version() == before
     (tmp_path / "mix.py").write_text("changed")

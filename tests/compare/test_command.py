@@ -12,8 +12,8 @@ import pytest
 
 from labelflow.arguments import parse_arguments
 from labelflow.cli import main
+from labelflow.commands.compare import Compare
 from labelflow.compare import Cell, make_cells
-from labelflow.compare_command import Compare
 from labelflow.recipes import find
 from labelflow.recipes.methods import find_method
 

@@ -16,8 +16,8 @@ from labelflow.analysis.ratio import layer_ratios
 from labelflow.analysis.rmse import alignment_rmse
 from labelflow.analysis.subjects import images_of, load_subject, pairs_of
 from labelflow.cli import main
+from labelflow.commands.figure import split
 from labelflow.data import open_source
-from labelflow.figure_command import split
 from labelflow.figures import FIGURES, Asked, aligned, annotators, dense, mixtoken, ratio, relevance, rmse
 from labelflow.figures.base import as_json
 from labelflow.labels import Store

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from golden_corruptions.make import write_textures
 from labelflow.cli import main
+from labelflow.commands.robust import _same
 from labelflow.data import Data, World
 from labelflow.engine import Training
+from labelflow.robust.corruption_error import ALEXNET
 from labelflow.robust.corruptions import CORRUPTIONS
-from labelflow.robust.mce import ALEXNET
 from labelflow.robust.sets import imagenet_classes
-from labelflow.robust_command import _same
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"

@@ -6,7 +6,6 @@ OUT/runs/METHOD-SEED-KEY/        its run
 
 import hashlib
 import json
-import os
 import re
 import sys
 import time
@@ -25,6 +24,7 @@ from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run, whole_file
 from labelflow.labels import Store
+from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
@@ -36,7 +36,7 @@ Result = dict[str, Any]  # what a cell came to, as in its file
 # Where things lie; what lies there is part of a key by its content.
 PLACES = {"data", "root", "labels", "start"}
 # What only shows, names or compares results: it changes nothing that a run computes.
-SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare)/|(cli|__main__|report|\w+_commands?)\.py$")
+SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|commands)/|(cli|__main__|report)\.py$")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     text = json.dumps(result, indent=1) + "\n"
-    if os.environ.get("RANK", "0") == "0":  # of launched processes, the main one
+    if is_main_process():
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cell.file(out)) as path:
             path.write_text(text)

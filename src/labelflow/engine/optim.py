@@ -16,7 +16,7 @@ from labelflow.spec import known
 
 def check_optimizer(name: str) -> None:
     """timm has it, or ValueError."""
-    known(name, dict.fromkeys(list_optimizers()), "optimizer")
+    known(name, list_optimizers(), "optimizer")
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -56,7 +56,7 @@ def find_any(name: str, kind: str = "") -> Entry[Any]:
             f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.name} {name}"
         )
     offered = {key: entry for key, entry in ALL.items() if not kind or entry.kind.name == kind}
-    return offered[known(name, offered, "recipe")]
+    return offered[known(name, offered, "recipe", "labelflow list")]
 
 
 __all__ = ["ALL", "DETECTORS", "RECIPES", "SEGMENTERS", "Entry", "find", "find_any"]

@@ -7,10 +7,10 @@ from labelflow.lazy import exports
 if TYPE_CHECKING:
     from labelflow.robust.attacks import ATTACKS, Ball, Batch, auto_attack, run_attacks
     from labelflow.robust.calibration import calibration_error, reliability, risk_area, selective_accuracy
+    from labelflow.robust.corruption_error import mce, relative_mce
     from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
     from labelflow.robust.hidden import PatchDrop, Shuffle
     from labelflow.robust.judged import FromPixels, load_judged
-    from labelflow.robust.mce import mce, relative_mce
     from labelflow.robust.session import Session
     from labelflow.robust.sets import open_own
     from labelflow.robust.settings import Settings

@@ -11,8 +11,8 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from labelflow.robust.answers import Answers
+from labelflow.robust.corruption_error import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, read_texture, textures_in
-from labelflow.robust.mce import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.natural import check_imagenet
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from labelflow.labels.settings import Annotate
     from labelflow.tasks.annotation import annotate_data, make_annotator
     from labelflow.tasks.classify import Classification
-    from labelflow.tasks.predictions import SURE, find_objects, find_segments, predict
+    from labelflow.tasks.detect.settings import SURE
+    from labelflow.tasks.predictions import find_objects, find_segments, predict
     from labelflow.tasks.recipe import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, differences
     from labelflow.tasks.runs import Loaded, evaluate_run, load_any, load_run, train_run
 else:

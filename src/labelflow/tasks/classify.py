@@ -5,6 +5,7 @@ Shapes: B batch, C classes.
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import timm
@@ -146,7 +147,7 @@ def _check_labels(recipe: Recipe, target: Target) -> None:
 
 
 def _how_to_label(recipe: Recipe) -> str:
-    how = f"labelflow annotate {recipe.data.data} --model MODEL --out LABELS"
+    how = f"labelflow annotate {quote(recipe.data.data)} --model MODEL --out LABELS"
     return f"make them with {how}, and train with --labels LABELS"
 
 

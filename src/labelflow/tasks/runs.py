@@ -62,10 +62,11 @@ def train_run(
         accelerator.wait_for_everyone()
         if recipe.training.tracker:
             accelerator.init_trackers("labelflow", config={key: str(v) for key, v in flat(asdict(recipe))})
+        processes = accelerator.num_processes
         progress.say(
             f"{task.samples} training samples of {len(task.classes)} classes, "
             f"{sum(p.numel() for p in task.student.parameters()) / 1e6:.1f} M parameters, "
-            f"{accelerator.num_processes} process{'es' * (accelerator.num_processes > 1)} on {accelerator.device.type}"
+            f"{processes} {'process' if processes == 1 else 'processes'} on {accelerator.device.type}"
         )
         try:
             metrics = train(task, recipe.training, run, accelerator, progress)

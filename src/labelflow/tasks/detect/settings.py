@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+SURE = 0.3  # how sure a detector must be of an object that is shown
+
 
 @dataclass(frozen=True)
 class DetectData:

@@ -8,14 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image
 from tyro.conf import Positional
 
-from labelflow.analysis.subjects import load_subject
-from labelflow.data.images import read_or_refuse
-from labelflow.data.world import World
-
 if TYPE_CHECKING:
+    from PIL import Image
+
     from labelflow.explore import Choice
 
 QUICKSTART = "runs/quickstart"
@@ -33,7 +30,6 @@ def explore(
     host: str = "127.0.0.1",
 ) -> None:
     """A web page to play with: mix two images, drag the box, and watch the labels move through a model.
-    Example: labelflow explore runs/quickstart --images cat.jpg dog.jpg
 
     Args:
         models: Folders of runs, or timm models; none: runs/quickstart if it is there, or a small ViT.
@@ -76,6 +72,7 @@ def explore(
 
 def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
     """The models that the page offers, each tried out: those given, or the quickstart's, or a small one."""
+    from labelflow.analysis.subjects import load_subject
     from labelflow.explore import Choice, try_out
 
     names = list(dict.fromkeys(names)) or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
@@ -90,8 +87,10 @@ def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
     return choices
 
 
-def examples(files: Sequence[Path] = ()) -> list[tuple[str, Image.Image]]:
+def examples(files: Sequence[Path] = ()) -> "list[tuple[str, Image.Image]]":
     """Squares and their names: the given files, then scenes of the sample world."""
+    from labelflow.data.images import read_or_refuse
+    from labelflow.data.world import World
     from labelflow.explore import square
 
     found = [(path.name, square(read_or_refuse(path))) for path in files]
