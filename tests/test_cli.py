@@ -113,7 +113,7 @@ def test_suggested_commands_can_be_pasted_into_a_shell(tmp_path: Path, capsys: p
     torch.save(model.state_dict(), weights)
     how = ["--model", "test_vit", "--start", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
     assert main(["annotate", data, *how]) == 0
-    lines = [line.split("labelflow ")[1] for line in capsys.readouterr().out.splitlines() if "them   " in line]
+    lines = [line.split("labelflow ")[1] for line in capsys.readouterr().out.splitlines() if "them  " in line]
     assert shlex.split(lines[0]) == ["labels", "draw", str(out), data]
     assert [data, str(out)] == [shlex.split(lines[1])[place] for place in (3, 5)]
 
