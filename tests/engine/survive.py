@@ -1,6 +1,6 @@
 """Kill a training run and resume it, again and again: does it end with the same weights as one that was left alone?
 
-    python tests/engine/survive.py FOLDER train 12 segment 2 detect 2
+    python tests/engine/survive.py FOLDER classify 12 segment 2 detect 2
 
 The parent only imports and forks (torch's threads do not survive a fork), so that a trial costs no start-up.
 """
@@ -33,7 +33,7 @@ TRAINING = Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_
 SHORT = replace(TRAINING, epochs=2, batch=8, group=4, save_updates=1)
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 RECIPES: dict[str, AnyRecipe] = {
-    "train": Recipe(
+    "classify": Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         drop_path=0.2,
         mixer="0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)",

@@ -15,7 +15,7 @@ from labelflow.recipes import ALL, DETECTORS, RECIPES, SEGMENTERS, Entry, find, 
 from labelflow.recipes.transfer import DATA, transferred_to
 from labelflow.spec import parse
 from labelflow.tasks import Recipe
-from labelflow.tasks.recipe import read_any_recipe
+from labelflow.tasks.recipe import KINDS, read_any_recipe
 
 # TL-Align, Table 3: mIoU at one scale, without and with TL-Align
 TABLE_3 = {
@@ -174,7 +174,7 @@ def test_every_recipe_says_where_it_comes_from_and_how_it_is_run(entry: Entry[An
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("upernet_swin_tiny", "train", "of a segmenter, not of a classifier: labelflow segment upernet_swin_tiny"),
+        ("upernet_swin_tiny", "classify", "of a segmenter, not of a classifier: labelflow segment upernet_swin_tiny"),
         ("cascade_swin_tiny", "segment", "of a detector, not of a segmenter: labelflow detect cascade_swin_tiny"),
         ("deit_small", "detect", "of a classifier, not of a detector: labelflow train deit_small"),
         ("upernet_swin_tny", "segment", "there is no recipe 'upernet_swin_tny'; did you mean upernet_swin_tiny"),
@@ -185,7 +185,7 @@ def test_a_recipe_of_another_task_is_refused_with_the_right_command(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         find_any(name, asked)
-    assert main([asked, name]) == 2
+    assert main([KINDS[asked].command, name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
@@ -228,7 +228,7 @@ def test_a_recipe_is_read_as_it_was_written(entry: Entry[Any], tmp_path: Path) -
     assert hash(found) == hash(entry.recipe)  # tuples, not lists
 
 
-def written_run(folder: Path, recipe: Any, kind: str = "train") -> str:
+def written_run(folder: Path, recipe: Any, kind: str = "classify") -> str:
     folder.mkdir()
     Run(folder).write("recipe.json", {"name": "", "task": kind, **asdict(recipe)})
     return str(folder)

@@ -108,8 +108,8 @@ def test_a_run_that_saw_other_colours_says_which(
     classifier = find_any("quickstart").recipe.change(model=VIT, mean=(0.5, 0.5, 0.5))
     model = create(name, **arguments, img_size=64)
     save_file(model.state_dict(), run / "best.safetensors")
-    Run(run).write("model.json", {"task": "train", "model": name, "arguments": {**arguments, "img_size": 64}})
-    Run(run).write("recipe.json", {"task": "train", **asdict(classifier)})
+    Run(run).write("model.json", {"task": "classify", "model": name, "arguments": {**arguments, "img_size": 64}})
+    Run(run).write("recipe.json", {"task": "classify", **asdict(classifier)})
     line = told_in_a_line([*starting("segment", folder), f"--{how}", str(run), "--out", str(out)], capsys)
     assert f"{run} was trained with other colours: --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
     assert not out.exists()

@@ -41,7 +41,7 @@ def predict(
     folder, written = out or run / "predictions", set[Path]()
     for path in images:
         image = read_or_refuse(path)
-        if kind == "train":
+        if kind == "classify":
             likeliest = predict(loaded, [image], top)[0]
             print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
             continue

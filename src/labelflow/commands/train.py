@@ -41,7 +41,7 @@ class Train(Generic[R]):
 
 def train(name: str, args: Sequence[str]) -> None:
     """Train a recipe."""
-    _train(find_any(name, "train"), args)
+    _train(find_any(name, "classify"), args)
 
 
 def segment(name: str, args: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ def _train(entry: Entry[Any], args: Sequence[str]) -> None:
     kind = entry.kind
     aim = f" The paper reports {entry.aim} {kind.unit} ({entry.paper})." if entry.aim else ""
     about = f"{entry.about}.{aim} Example: {entry.command}"
-    _run(f"labelflow {kind.name} {entry.name}", entry.name, entry.recipe, about, args)
+    _run(f"labelflow {kind.command} {entry.name}", entry.name, entry.recipe, about, args)
 
 
 def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ ALL: dict[str, Entry[Any]] = {**RECIPES, **SEGMENTERS, **DETECTORS}
 
 def find(name: str) -> Entry[Recipe]:
     """A recipe for a classifier."""
-    entry: Entry[Recipe] = find_any(name, "train")
+    entry: Entry[Recipe] = find_any(name, "classify")
     return entry
 
 
@@ -53,7 +53,7 @@ def find_any(name: str, kind: str = "") -> Entry[Any]:
     if kind and name in ALL and ALL[name].kind.name != kind:
         own = ALL[name].kind
         raise ValueError(
-            f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.name} {name}"
+            f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.command} {name}"
         )
     offered = {key: entry for key, entry in ALL.items() if not kind or entry.kind.name == kind}
     return offered[known(name, offered, "recipe", "labelflow list")]

@@ -32,9 +32,9 @@ class Entry(Generic[R]):
         where = f" --data {WHERE[data.data]}" if data.data in WHERE else ""
         where += " --labels LABELS" if getattr(data, "labels", "") else ""
         if self.gpus == 1:
-            return f"labelflow {self.kind.name} {self.name}{where}"
+            return f"labelflow {self.kind.command} {self.name}{where}"
         launch = f"torchrun --nproc-per-node {self.gpus} -m labelflow"
-        return f"{launch} {self.kind.name} {self.name}{where} --precision bf16"
+        return f"{launch} {self.kind.command} {self.name}{where} --precision bf16"
 
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/

@@ -59,7 +59,7 @@ class Evaluation:
 class Classification(Evaluation):
     """A classifier of a recipe on its data."""
 
-    headline = KINDS["train"].headline
+    headline = KINDS["classify"].headline
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixing = Mixing(recipe.mixer)
@@ -200,7 +200,7 @@ def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[flo
 def check_classifier(folder: str) -> None:
     """A run to start from is a classifier's."""
     is_run = folder and (Path(folder) / "model.json").exists()
-    if is_run and Run(folder).read("model.json").get("task", "train") != "train":
+    if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
         raise ValueError(f"{folder} is a segmenter's or detector's run; a classifier's is needed to start from")
 
 

@@ -147,7 +147,8 @@ def check_drop_path(rate: float) -> None:
 class Kind(NamedTuple):
     """Of a task."""
 
-    name: str  # of its command, and in model.json
+    name: str  # in recipe.json and model.json
+    command: str  # labelflow COMMAND RECIPE trains it
     what: str  # it trains
     recipe: type[Any]
     unit: str  # of its headline
@@ -162,7 +163,8 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind(
-            name="train",
+            name="classify",
+            command="train",
             what="classifier",
             recipe=Recipe,
             unit="% top-1",
@@ -174,6 +176,7 @@ KINDS = {
         ),
         Kind(
             name="segment",
+            command="segment",
             what="segmenter",
             recipe=SegmentRecipe,
             unit="% mIoU",
@@ -185,6 +188,7 @@ KINDS = {
         ),
         Kind(
             name="detect",
+            command="detect",
             what="detector",
             recipe=DetectRecipe,
             unit="% box AP",
@@ -221,7 +225,7 @@ def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def read_recipe(run: Run) -> Recipe:
     """Of a classifier."""
-    recipe: Recipe = read_any_recipe(run, "train")
+    recipe: Recipe = read_any_recipe(run, "classify")
     return recipe
 
 
@@ -229,7 +233,7 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
     """Of any task, or of the one that it must be."""
     values = run.read("recipe.json")
     try:
-        own = KINDS[values.get("task", "train")]
+        own = KINDS[values.get("task", "classify")]
         recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None

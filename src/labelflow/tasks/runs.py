@@ -92,7 +92,7 @@ class Loaded(Generic[AnyRecipeType]):
 
 def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded[Recipe]:
     """The model of a run, in eval mode. weights: best (or last, before the first evaluation), last, or a file."""
-    loaded: Loaded[Recipe] = load_any(folder, weights, "train", image_size)
+    loaded: Loaded[Recipe] = load_any(folder, weights, "classify", image_size)
     return loaded
 
 
