@@ -136,8 +136,9 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
     for line in page.read_text().replace("\\\n", " ").splitlines():
         for kind in KINDS.values():
-            if f"labelflow {kind.command} " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
-                name, *settings = shlex.split(line.split(f"labelflow {kind.command} ")[1], comments=True)
+            command = f"labelflow {kind.command} "
+            if command in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+                name, *settings = shlex.split(line.split(command)[1], comments=True)
                 if name != "RECIPE":
                     default = Train(find_any(name, kind.name).recipe, Path("runs"))
                     parse_arguments(Train[kind.recipe], settings, "", default=default)
