@@ -84,7 +84,7 @@ def main() -> None:
         group=options.batch,
         epochs=1,
         warmup_epochs=0,
-        data=f"world(train={options.batch * options.updates}, val=8)",
+        source=f"world(train={options.batch * options.updates}, val=8)",
         workers=0,
         drop_path=0.0,
     )

@@ -18,7 +18,7 @@ from labelflow.tasks import Classification, Recipe
 
 RECIPE = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
-    data=Data(data="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
+    data=Data(source="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
     training=Training(epochs=1, batch=16, group=8, warmup_epochs=0, log_updates=1),
 )
 
@@ -38,7 +38,7 @@ def test_a_key_tells_what_is_computed() -> None:
         assert cell(**changes).key == key
     assert Cell("cutmix", RECIPE, "other data", "code").key != key
     assert Cell("cutmix", RECIPE, "data", "other code").key != key
-    made = {make_cells(RECIPE.change(data=data), [METHODS["cutmix"]], (0,))[0].key for data in WORLDS}
+    made = {make_cells(RECIPE.change(source=data), [METHODS["cutmix"]], (0,))[0].key for data in WORLDS}
     assert len(made) == len(WORLDS)
 
 
@@ -64,7 +64,7 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
 
     def key(place: str) -> str:
-        recipe = RECIPE.change(data=str(tmp_path / place))
+        recipe = RECIPE.change(source=str(tmp_path / place))
         return make_cells(recipe, [METHODS["cutmix"]], (0,))[0].key
 
     assert key("here") == key("there")

@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
     whole = (photos / "cat" / "3.jpg").read_bytes()
     (photos / "cat" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (photos / "dog" / "4.jpg").write_text("not an image")
-    data = Data(data=str(photos), image_size=32, workers=0, val_fraction=0.5)
+    data = Data(source=str(photos), image_size=32, workers=0, val_fraction=0.5)
 
     def problems(limit: int) -> list[str]:
         told: list[str] = []

@@ -37,20 +37,22 @@ RECIPES: dict[str, AnyRecipe] = {
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         drop_path=0.2,
         mixer="0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)",
-        data=Data(data="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
+        data=Data(source="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
         training=TRAINING,
     ),
     "segment": SegmentRecipe(
         backbone=SWIN,
         width=8,
-        data=SegmentData(data="world(train=24, val=4, size=64)", short=64, crop=48),
+        data=SegmentData(source="world(train=24, val=4, size=64)", short=64, crop=48),
         training=SHORT,
     ),
     "detect": DetectRecipe(
         backbone=SWIN,
         short_side=64,
         sizes=Sizes(channels=8, hidden=16, samples=8, proposals=20),
-        data=DetectData(data="world(train=24, val=4, size=64)", sides=(64, 80), crop_sides=(80,), crop_range=(48, 64)),
+        data=DetectData(
+            source="world(train=24, val=4, size=64)", sides=(64, 80), crop_sides=(80,), crop_range=(48, 64)
+        ),
         training=SHORT,
     ),
 }

@@ -29,7 +29,7 @@ from labelflow.tasks.classify import measure
 
 TINY = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
-    data=Data(data="world(train=48, val=20)", image_size=32, test_crop=1.0, workers=0),
+    data=Data(source="world(train=48, val=20)", image_size=32, test_crop=1.0, workers=0),
     training=Training(epochs=2, batch=16, group=8, warmup_epochs=1, log_updates=1),
 )
 
@@ -160,7 +160,7 @@ def test_a_run_on_a_stream(tmp_path: Path) -> None:
             (tmp_path / "set" / split / name).mkdir(parents=True)
             for number in range(8):
                 Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / "set" / split / name / f"{number}.png")
-    how = {"data": f"hfids/{tmp_path / 'set'}", "val_split": "validation", "train_samples": 16, "val_samples": 16}
+    how = {"source": f"hfids/{tmp_path / 'set'}", "val_split": "validation", "train_samples": 16, "val_samples": 16}
     metrics = train_run(TINY.change(**how), tmp_path / "run", resume=False)
     assert 0 <= metrics["top1"] <= 100
 
@@ -244,7 +244,7 @@ class TestFolders:
                 for number in range(8):
                     Image.new("RGB", (50, 50), (number, 0, 0)).save(tmp_path / "data" / split / name / f"{number}.png")
         tuned = TINY.change(
-            start=str(tmp_path / "run"), data=str(tmp_path / "data"), image_size=48, epochs=1, warmup_epochs=0, lr=0.0
+            start=str(tmp_path / "run"), source=str(tmp_path / "data"), image_size=48, epochs=1, warmup_epochs=0, lr=0.0
         )
         train_run(tuned, tmp_path / "tuned", resume=False)
         before, after = load_run(tmp_path / "run").model, load_run(tmp_path / "tuned").model

@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = find("quickstart").recipe.change(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         image_size=32,
-        data=WORLD,
+        source=WORLD,
         batch=8,
         group=8,
         epochs=2,

@@ -237,9 +237,9 @@ def written_run(folder: Path, recipe: Any, kind: str = "classify") -> str:
 class TestTransfer:
     def test_a_run_is_taken_as_it_is(self, tmp_path: Path) -> None:
         model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
-        trained = Recipe().change(model=model, image_size=64, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), data="world")
+        trained = Recipe().change(model=model, image_size=64, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), source="world")
         recipe = transferred_to(written_run(tmp_path / "vit", trained), "cifar100")
-        assert (recipe.model, recipe.start, recipe.data.data) == (model, str(tmp_path / "vit"), "torch/cifar100")
+        assert (recipe.model, recipe.start, recipe.data.source) == (model, str(tmp_path / "vit"), "torch/cifar100")
         assert picked(recipe.data, "image_size mean std") == picked(trained.data, "image_size mean std")
         assert recipe.target == "tl_align"
 
@@ -253,7 +253,7 @@ class TestTransfer:
     def test_other_models_and_data(self, tmp_path: Path) -> None:
         recipe = transferred_to("swin_tiny_patch4_window7_224", str(tmp_path))
         assert (recipe.model, recipe.start) == ("swin_tiny_patch4_window7_224", "pretrained")
-        assert recipe.data.data == str(tmp_path)
+        assert recipe.data.source == str(tmp_path)
         assert picked(recipe.training, "optimizer epochs batch") == {"optimizer": "sgd", "epochs": 1000, "batch": 768}
 
     def test_what_is_no_classifiers_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

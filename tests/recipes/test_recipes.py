@@ -163,7 +163,7 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
     return recipe.change(
         model=f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
         start="",
-        data=WORLD,
+        source=WORLD,
         labels=str(labels) if recipe.data.labels else "",
         image_size=64 if name.startswith(("pvt", "resnest")) else 32,
         workers=0,
@@ -176,7 +176,7 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random label maps of the world's training part."""
-    source = open_source(Data(data=WORLD), "train")
+    source = open_source(Data(source=WORLD), "train")
     classes = tuple(source.classes)
     manifest = Manifest("noise", "", 64, "whole", "rest", (4, 4), k=3, classes=classes, samples=len(source))
     draft = Draft(tmp_path_factory.mktemp("labels") / "store", manifest, [source.key(i) for i in range(len(source))])

@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain model and one with TL-Align, trained a little on the sample world."""
     root = tmp_path_factory.mktemp("robust")
     data = Data(
-        data="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
+        source="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
     )
     training = Training(epochs=6, batch=32, group=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
     for target in ("plain", "tl_align"):

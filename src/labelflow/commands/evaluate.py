@@ -41,7 +41,7 @@ def evaluate(
     from labelflow.tasks.runs import evaluate_in_detail
 
     changes = {
-        "data": data,
+        "source": data,
         "image_size": image_size,
         "scales": scales,
         "flips": flips or None,

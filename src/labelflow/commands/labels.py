@@ -77,7 +77,7 @@ def import_labels(
     if classes == "imagenet":
         names = ImageNetInfo().label_names()
     else:
-        names = list(open_source(Data(data=classes), "train").classes)
+        names = list(open_source(Data(source=classes), "train").classes)
     with Counted("importing", "parts", 100) as progress:
         store = import_tree(tree, out, names, str(tree), seen, resume, _percents(progress))
     print(f"{out} holds {len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells")
@@ -131,7 +131,7 @@ def draw(
     from labelflow.labels import Store
     from labelflow.tasks.classify import check_classes
 
-    source = open_source(Data(data=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
+    source = open_source(Data(source=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
     if isinstance(source, Stream):
         raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")
     store = Store(labels)

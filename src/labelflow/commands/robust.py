@@ -141,8 +141,8 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Judged], Set |
         return models, None
     asked = data or Data()
     if options.data:
-        asked = replace(asked, data=options.data, root=options.root or asked.root)
-    is_own = data is not None and _same(asked.data, data.data)
+        asked = replace(asked, source=options.data, root=options.root or asked.root)
+    is_own = data is not None and _same(asked.source, data.source)
     asked = replace(asked, image_size=max(model.look.size for model in models))
     own = open_own(asked, is_own, models[0].classifier.classes)
     for model in models:

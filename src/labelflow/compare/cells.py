@@ -34,7 +34,7 @@ from labelflow.tasks.runs import RESUME_MAY_CHANGE
 Result = dict[str, Any]  # what a cell came to, as in its file
 
 # Where things lie; what lies there is part of a key by its content.
-PLACES = {"data", "root", "labels", "start"}
+PLACES = {"source", "root", "labels", "start"}
 # What only shows, names or compares results: it changes nothing that a run computes.
 SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|commands)/|(cli|__main__|report)\.py$")
 
@@ -137,7 +137,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
 
 
 def _without_paths(recipe: Recipe) -> Recipe:
-    names = {name: Path(getattr(recipe.data, name)).name for name in ("data", "root", "labels")}
+    names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
     return recipe.change(**names, start=Path(recipe.start).name)
 
 
@@ -176,9 +176,9 @@ def data_digest(recipe: Recipe) -> str:
         if isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
         elif isinstance(source, Stream):  # what is read depends on where it is, and on how many read it
-            parts += [recipe.data.data, recipe.data.root, str(recipe.data.workers)]
+            parts += [recipe.data.source, recipe.data.root, str(recipe.data.workers)]
         else:
-            parts.append(recipe.data.data)
+            parts.append(recipe.data.source)
     return _digest("\n".join(parts))
 
 

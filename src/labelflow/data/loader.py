@@ -57,7 +57,7 @@ def train_batches(
     transform = train_transform(data)
     if isinstance(source, Stream):
         if labeller is not None:
-            raise ValueError(f"a stream such as {data.data} does not name its samples, so that labels can't be found")
+            raise ValueError(f"a stream such as {data.source} does not name its samples, so that labels can't be found")
         check_groups(batch, group, processes)
         return _stream_groups(source, transform, data, batch, group, updates, seed, processes, start)
     batches = TrainBatches(
@@ -100,7 +100,7 @@ def _stream_groups(
                 if not wanted:
                     break
             if wanted == before:
-                raise ValueError(f"the stream {data.data} gave no whole group of {group} samples")
+                raise ValueError(f"the stream {data.source} gave no whole group of {group} samples")
 
 
 def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":

@@ -1,7 +1,9 @@
 """What is seen: the data of a recipe."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -11,7 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class Data:
     """Where images come from, and how they are seen."""
 
-    data: str = "world"
+    source: Annotated[str, arg(name="data")] = "world"
     """A folder of images; or world, torch/NAME (torchvision), hfds/NAME (Hugging Face); as streams hfids/NAME, wds."""
     root: str = "data"
     """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""

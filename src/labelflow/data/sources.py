@@ -52,9 +52,9 @@ class Stream:
 def _world(name: str, data: Data, split: str) -> Source:
     """`world(train=8192, val=2048, seed=0, objects=1)`"""
     defaults = {"train": 8192, "val": 2048, "seed": 0, "objects": 1}
-    arguments = defaults | parse(data.data).arguments
+    arguments = defaults | parse(data.source).arguments
     if arguments.keys() != defaults.keys():
-        raise ValueError(f"the sample world takes train, val, seed and objects, not {data.data!r}")
+        raise ValueError(f"the sample world takes train, val, seed and objects, not {data.source!r}")
     size = round(data.image_size / data.test_crop)
     return World(split, arguments[split], size, seed=arguments["seed"], objects=arguments["objects"])
 
@@ -180,8 +180,8 @@ SOURCES: dict[str, Callable[[str, Data, str], Source | Stream]] = {
 
 def open_source(data: Data, split: str) -> Source | Stream:
     """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
-    prefix, _, name = data.data.partition("/")
+    prefix, _, name = data.source.partition("/")
     make = SOURCES.get(prefix.partition("(")[0])
     if make is not None and bool(name) == (prefix in ("torch", "hfds", "hfids")):
         return make(name, data, split)
-    return Folder(data.data, split, data.val_fraction, data.split_seed)
+    return Folder(data.source, split, data.val_fraction, data.split_seed)

@@ -29,7 +29,7 @@ class Entry(Generic[R]):
     @property
     def command(self) -> str:
         data = self.recipe.data
-        where = f" --data {WHERE[data.data]}" if data.data in WHERE else ""
+        where = f" --data {WHERE[data.source]}" if data.source in WHERE else ""
         where += " --labels LABELS" if getattr(data, "labels", "") else ""
         if self.gpus == 1:
             return f"labelflow {self.kind.command} {self.name}{where}"

@@ -19,7 +19,7 @@ def deit(size: str) -> Recipe:
         drop_path=0.1,
         mixer=MIXUP_CUTMIX,
         target="plain",
-        data=Data(data=IMAGENET, repeats=3),
+        data=Data(source=IMAGENET, repeats=3),
         training=Training(schedule_step="epoch", schedule_lag=1),
     )
 

@@ -13,7 +13,7 @@ def ade20k(backbone: str, start: str) -> SegmentRecipe:
     return SegmentRecipe(
         backbone=backbone,
         start=start,
-        data=SegmentData(data=ADE20K),
+        data=SegmentData(source=ADE20K),
         training=Training(
             epochs=0,
             updates=160_000,
@@ -59,7 +59,7 @@ def small() -> SegmentRecipe:
     return SegmentRecipe(
         backbone=SWIN,
         width=48,
-        data=SegmentData(data=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
+        data=SegmentData(source=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
         training=Training(
             epochs=30, batch=16, group=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
         ),
@@ -71,7 +71,7 @@ def quickstart() -> SegmentRecipe:
     return small().change(
         backbone=TINY_SWIN,
         drop_path=0.0,
-        data="world(train=2048, val=200, objects=2)",
+        source="world(train=2048, val=200, objects=2)",
         crop=64,
         short=64,
         ratio=(1.0, 1.0),
@@ -88,7 +88,7 @@ def quickstart() -> SegmentRecipe:
 def finetune() -> SegmentRecipe:
     """A pretrained Swin-T with UperNet: the place to start with a few hundred masks and one GPU."""
     return upernet_swin("tiny", "pretrained").change(
-        data=FOLDER, updates=0, epochs=50, batch=8, group=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
+        source=FOLDER, updates=0, epochs=50, batch=8, group=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
     )
 
 

@@ -22,7 +22,7 @@ def token_labeling(model: str) -> Recipe:
         drop_path=0.1,
         mixer=MIXTOKEN,
         target="token_label(beta=0.5)",
-        data=Data(data=IMAGENET, labels=LABELS, interpolation="random", test_crop=0.9),
+        data=Data(source=IMAGENET, labels=LABELS, interpolation="random", test_crop=0.9),
         training=Training(lr=1e-3, lr_batch=640, schedule_step="epoch", cooldown_epochs=10, ema=0.99992),
     )
 
@@ -83,7 +83,7 @@ def transferred(data: str) -> Recipe:
     return lvvit("s").change(
         model=PLAIN,
         start="runs/lvvit_s",
-        data=DATA[data],
+        source=DATA[data],
         labels="",
         target="plain",
         lr=1.6e-3,

@@ -25,7 +25,7 @@ TABLE_5 = {
 
 def transferred(size: str, data: str) -> Recipe:
     """A DeiT on one of Table 5's data sets."""
-    return finetuned(deit(size)).change(start="pretrained", data=DATA[data])
+    return finetuned(deit(size)).change(start="pretrained", source=DATA[data])
 
 
 def transferred_to(model: str, data: str) -> Recipe:
@@ -38,7 +38,7 @@ def transferred_to(model: str, data: str) -> Recipe:
         raise ValueError(f"there is no run {model}")
     else:
         recipe = deit("small").change(model=model, start="pretrained")
-    return finetuned(aligned(recipe)).change(data=DATA.get(data, data))
+    return finetuned(aligned(recipe)).change(source=DATA.get(data, data))
 
 
 def finetuned(recipe: Recipe) -> Recipe:

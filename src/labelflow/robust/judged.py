@@ -120,7 +120,7 @@ def own_data(models: Sequence[Judged]) -> Data | None:
     """What all of them were evaluated on when they were trained; None: they don't agree, or have none."""
     runs = [model.classifier.data for model in models if model.classifier.folder]
     first = runs[0] if runs else None
-    keys = ("data", "root", "val_split", "val_fraction", "split_seed")
+    keys = ("source", "root", "val_split", "val_fraction", "split_seed")
     agree = first and all([getattr(run, key) for key in keys] == [getattr(first, key) for key in keys] for run in runs)
     return first if first and agree else None
 

@@ -14,7 +14,7 @@ def annotate_data(data: str, options: Annotate) -> Store:
     """Annotate a part of a data set, on all processes."""
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=options.how.precision)
     loading = Data(
-        data=data,
+        source=data,
         root=options.root,
         train_split=options.train_split,
         val_split=options.val_split,

@@ -117,7 +117,7 @@ class Classification(Evaluation):
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
         if isinstance(self.train_source, Stream):
             raise ValueError(
-                f"a stream such as {self.recipe.data.data} does not name its samples: no label can be found"
+                f"a stream such as {self.recipe.data.source} does not name its samples: no label can be found"
             )
         check_keys(store, self.train_source)
         size = self.recipe.data.image_size
@@ -147,7 +147,7 @@ def _check_labels(recipe: Recipe, target: Target) -> None:
 
 
 def _how_to_label(recipe: Recipe) -> str:
-    how = f"labelflow annotate {quote(recipe.data.data)} --model MODEL --out LABELS"
+    how = f"labelflow annotate {quote(recipe.data.source)} --model MODEL --out LABELS"
     return f"make them with {how}, and train with --labels LABELS"
 
 

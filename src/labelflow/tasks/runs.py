@@ -110,7 +110,7 @@ def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_si
 
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
-    """The metrics of a run's model on its own evaluation data, or with other settings (`data="folder"`)."""
+    """The metrics of a run's model on its own evaluation data, or with other settings (`source="folder"`)."""
     return evaluate_in_detail(folder, weights, **changes).metrics
 
 
@@ -131,7 +131,7 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
         task = kind.evaluation(recipe, progress.say)
-        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.data}")
+        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.source}")
         student = accelerator.prepare(kind.student(loaded.model))
         return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
 

@@ -1,7 +1,9 @@
 """What is seen, and how a model is asked: the settings of a segmentation recipe."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from labelflow.data.settings import IMAGENET_MEAN, IMAGENET_STD
 
@@ -10,7 +12,7 @@ from labelflow.data.settings import IMAGENET_MEAN, IMAGENET_STD
 class SegmentData:
     """Where images and masks come from, and how they are seen."""
 
-    data: str = "world"
+    source: Annotated[str, arg(name="data")] = "world"
     """A folder: ADE20K, CamVid or Pets as they are published, or images/ and masks/ of the same names, in train/ and
     val/ or not; or world(train=…, val=…, objects=2), which needs no files."""
     layout: Literal["auto", "ade20k", "camvid", "pets", "folder"] = "auto"
