@@ -81,7 +81,7 @@ def main() -> None:
 
     recipe = find("quickstart").recipe.change(
         batch=options.batch,
-        group=options.batch,
+        micro_batch=options.batch,
         epochs=1,
         warmup_epochs=0,
         source=f"world(train={options.batch * options.updates}, val=8)",
@@ -93,7 +93,7 @@ def main() -> None:
         open_source(recipe.data, "train"),
         recipe.data,
         batch=options.batch,
-        group=options.batch,
+        micro_batch=options.batch,
         updates=options.updates,
         seed=0,
         rank=0,

@@ -38,7 +38,11 @@ def main() -> None:
         torch.set_num_threads(1)
 
     recipe = find("deit_small_cutmix").recipe.change(
-        model=options.model, source=f"world(train={options.batch}, val=8)", group=options.batch, repeats=1, workers=0
+        model=options.model,
+        source=f"world(train={options.batch}, val=8)",
+        micro_batch=options.batch,
+        repeats=1,
+        workers=0,
     )
     methods: list[Method] = [METHODS.get(text) or find_method(text) for text in ROWS + LATER * options.later]
     speeds = measure_speeds({method.name: method.of(recipe) for method in methods}, options.rounds)

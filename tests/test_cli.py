@@ -18,7 +18,7 @@ from tyro.conf import Positional
 from labelflow.cli import main
 
 SMALL = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
-SMALL += ["--epochs", "2", "--warmup-epochs", "1", "--batch", "8", "--group", "4", "--workers", "0"]
+SMALL += ["--epochs", "2", "--warmup-epochs", "1", "--batch", "8", "--micro-batch", "4", "--workers", "0"]
 
 
 HEAVY = {"torch", "torchvision", "timm", "accelerate", "matplotlib", "numpy"}
@@ -212,7 +212,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
-        (["train", "quickstart", "--group", "48"], "cannot be cut"),
+        (["train", "quickstart", "--micro-batch", "48"], "cannot be cut"),
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),

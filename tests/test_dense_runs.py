@@ -41,7 +41,7 @@ SHORT = {
     "warmup_epochs": 0,
     "warmup_updates": 0,
     "batch": 8,
-    "group": 4,
+    "micro_batch": 4,
     "workers": 0,
     "log_updates": 1,
     "eval_epochs": 1,

@@ -125,7 +125,7 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     if "runs/quickstart" in page.read_text():
         tiny = find("quickstart").recipe.change(
-            source="world(train=8, val=8)", batch=8, group=8, epochs=1, warmup_epochs=0
+            source="world(train=8, val=8)", batch=8, micro_batch=8, epochs=1, warmup_epochs=0
         )
         train_run(tiny.change(workers=0), Path("runs/quickstart"), resume=False)
     blocks = [block.split("```")[0] for block in page.read_text().split("```python\n")[1:]]

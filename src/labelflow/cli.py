@@ -166,7 +166,9 @@ def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -
 def _told(error: Exception) -> str:
     """In one line, what is wrong with what was asked for; '' if the error is ours."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
-        return "the device is out of memory; choose a smaller --group, --batch or --attack-batch, or --checkpointing"
+        return (
+            "the device is out of memory; choose a smaller --micro-batch, --batch or --attack-batch, or --checkpointing"
+        )
     if not isinstance(error, ValueError | OSError) and not _is_of_timm(error):
         return ""
     text = str(error)

@@ -19,7 +19,7 @@ from labelflow.tasks import Classification, Recipe
 RECIPE = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
     data=Data(source="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
-    training=Training(epochs=1, batch=16, group=8, warmup_epochs=0, log_updates=1),
+    training=Training(epochs=1, batch=16, micro_batch=8, warmup_epochs=0, log_updates=1),
 )
 
 

@@ -18,7 +18,7 @@ from labelflow.recipes import find
 from labelflow.recipes.methods import find_method
 
 SETTINGS = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
-SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--group", "8", "--workers", "0"]
+SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--micro-batch", "8", "--workers", "0"]
 SETTINGS += ["--epochs", "2", "--warmup-epochs", "1", "--speed-rounds", "1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

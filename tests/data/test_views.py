@@ -11,7 +11,7 @@ from labelflow.chance import drawn_from
 from labelflow.data import Data, World, eval_batches, train_batches, train_transform
 from labelflow.data.views import Draw, EvalBatches, TrainBatches
 
-HOW = {"batch": 12, "group": 3, "updates": 9, "seed": 1}
+HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
 
 
 def updates(batches: TrainBatches, groups: int) -> list[list[list[Draw]]]:
@@ -91,7 +91,7 @@ def test_an_evaluation_can_be_read_again() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"group": 5}, "cannot be cut"),
+        ({"micro_batch": 5}, "cannot be cut"),
         ({"processes": 3}, "multiple of 9"),
         ({"batch": 60}, "smaller batch"),
     ],

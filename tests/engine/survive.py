@@ -29,8 +29,8 @@ from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.sizes import Sizes
 from labelflow.tasks.segment.settings import SegmentData
 
-TRAINING = Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
-SHORT = replace(TRAINING, epochs=2, batch=8, group=4, save_updates=1)
+TRAINING = Training(epochs=4, batch=16, micro_batch=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
+SHORT = replace(TRAINING, epochs=2, batch=8, micro_batch=4, save_updates=1)
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 RECIPES: dict[str, AnyRecipe] = {
     "classify": Recipe(

@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image_size=32,
         source=WORLD,
         batch=8,
-        group=8,
+        micro_batch=8,
         epochs=2,
         warmup_epochs=0,
         workers=0,

@@ -282,7 +282,7 @@ def test_a_resumed_annotation_does_what_is_left(
 def test_a_run_annotates_with_its_own_classes(tmp_path: Path) -> None:
     model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=3)"
     how = ["--data", "world(train=16, val=8)", "--model", model, "--image-size", 32, "--workers", 0]
-    how += ["--epochs", 1, "--warmup-epochs", 0, "--batch", 8, "--group", 8]
+    how += ["--epochs", 1, "--warmup-epochs", 0, "--batch", 8, "--micro-batch", 8]
     assert say("train", "small_vit_tl_align", *how, "--out", tmp_path / "run") == 0
     data = "world(train=5, val=3)"
     for split, count in (("train", 5), ("val", 3)):

@@ -9,7 +9,7 @@ import pytest
 import timm
 
 from labelflow.cli import main
-from labelflow.data import check_groups
+from labelflow.data import check_micro_batches
 from labelflow.engine import Run
 from labelflow.recipes import ALL, DETECTORS, RECIPES, SEGMENTERS, Entry, find, find_any
 from labelflow.recipes.transfer import DATA, transferred_to
@@ -70,10 +70,10 @@ def test_ade20k_settings(name: str) -> None:
     recipe, is_lvvit = find_any(name).recipe, "lvvit" in name
     training = recipe.training
     assert training.scaled_lr == 6e-5
-    assert picked(training, "optimizer batch group updates weight_decay schedule schedule_step clip ema") == {
+    assert picked(training, "optimizer batch micro_batch updates weight_decay schedule schedule_step clip ema") == {
         "optimizer": "adamw",
         "batch": 16,
-        "group": 2,  # on each of 8 devices
+        "micro_batch": 2,  # on each of 8 devices
         "updates": 160_000,
         "weight_decay": 0.01,
         "schedule": "linear",
@@ -108,10 +108,10 @@ def test_coco_settings(name: str) -> None:
     recipe = find_any(name).recipe
     training = recipe.training
     assert training.scaled_lr == 1e-4
-    assert picked(training, "optimizer batch group epochs updates weight_decay exempt schedule clip ema") == {
+    assert picked(training, "optimizer batch micro_batch epochs updates weight_decay exempt schedule clip ema") == {
         "optimizer": "adamw",
         "batch": 16,
-        "group": 2,
+        "micro_batch": 2,
         "epochs": 36,
         "updates": 0,
         "weight_decay": 0.05,
@@ -168,7 +168,7 @@ def test_every_recipe_says_where_it_comes_from_and_how_it_is_run(entry: Entry[An
     size = entry.name.partition("_")[2] if entry.name in OWN else ""
     folder = where.get(size, f"/path/to/{'ade20k' if verb == 'segment' else 'coco'}")
     assert entry.command.endswith(f"--data {folder}{' --precision bf16' * (not size)}" if folder else entry.name)
-    check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
+    check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 
 @pytest.mark.parametrize(

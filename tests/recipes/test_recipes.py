@@ -8,7 +8,7 @@ import timm
 import torch
 
 from labelflow.chance import generator
-from labelflow.data import Data, check_groups, open_source
+from labelflow.data import Data, check_micro_batches, open_source
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
@@ -130,7 +130,7 @@ def test_every_recipe_says_where_it_comes_from() -> None:
         assert not entry.parent or entry.parent in RECIPES, entry.name
         assert entry.source or (entry.aim is None and not entry.paper), entry.name
         assert f"labelflow train {entry.name}" in entry.command
-        check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
+        check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 
 def test_swin_starts_from_imagenet_1k() -> None:
@@ -168,7 +168,7 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
         image_size=64 if name.startswith(("pvt", "resnest")) else 32,
         workers=0,
         batch=8,
-        group=4,
+        micro_batch=4,
         mixer=recipe.mixer.replace("patch=16", "patch=8").replace("attentive_cutmix", SMALL_CNN),
     )
 

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = Data(
         source="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
     )
-    training = Training(epochs=6, batch=32, group=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
+    training = Training(epochs=6, batch=32, micro_batch=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
     for target in ("plain", "tl_align"):
         recipe = Recipe(
             model=MODEL, target=target, mixer="0.5*cutmix + 0.5*none", drop_path=0.0, data=data, training=training

@@ -252,7 +252,7 @@ def test_masks_are_long_on_a_device() -> None:
     """Small on their way there, and what losses need."""
     data = SegmentData(source="world(train=4, val=2, size=32)", crop=16, short=32, workers=0)
     train, val = open_source(data, "train"), open_source(data, "val")
-    (batch,) = train_batches(train, data, batch=2, group=2, updates=1, seed=0)
+    (batch,) = train_batches(train, data, batch=2, micro_batch=2, updates=1, seed=0)
     (evaluated,) = eval_batches(val, data, batch=2)
     cpu = torch.device("cpu")
     assert (batch.masks.dtype, batch.to(cpu).masks.dtype) == (torch.uint8, torch.long)
@@ -276,13 +276,13 @@ def test_a_damaged_mask_does_not_hide_what_else_is_wrong(folder: Path) -> None:
 def test_batches_start_anywhere_and_every_sample_is_evaluated_once(folder: Path) -> None:
     data = SegmentData(source=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
     train, val = open_source(data, "train"), open_source(data, "val")
-    whole = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5))
-    late = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, start=2))
+    whole = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5))
+    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, start=2))
     assert len(whole) == 6
     for one, two in zip(whole[4:], late, strict=True):
         assert_close(one, two)
     others = [
-        list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, rank=r, processes=2)) for r in (0, 1)
+        list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, rank=r, processes=2)) for r in (0, 1)
     ]
     assert_close(whole[0::2], others[0])
     assert_close(whole[1::2], others[1])
@@ -300,7 +300,7 @@ def test_what_cannot_be_read_is_told_and_does_not_count(folder: Path) -> None:
     assert [len(batch.problems) for batch in batches] == [1]
     assert Path(val.name(0)).name in batches[0].problems[0]
     assert (batches[0].masks[0] == 255).all()
-    seen = list(train_batches(train, data, batch=7, group=7, updates=1, seed=0))
+    seen = list(train_batches(train, data, batch=7, micro_batch=7, updates=1, seed=0))
     assert len(seen[0].problems) == 1
     assert seen[0].images.shape == (7, 3, 8, 8)
 

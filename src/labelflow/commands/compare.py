@@ -151,7 +151,7 @@ def _finished(cell: "Cell", options: Compare) -> "Result | None":
 def _pace(recipe: Recipe) -> list[object]:
     """The settings that a step's time depends on."""
     training = recipe.training
-    how = [training.group, training.optimizer, training.precision, training.compile, training.checkpointing]
+    how = [training.micro_batch, training.optimizer, training.precision, training.compile, training.checkpointing]
     return [recipe.model, recipe.mixer, recipe.target, recipe.data.image_size, *how]
 
 

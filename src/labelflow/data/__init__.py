@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labelflow.data.settings import Data
     from labelflow.data.sources import SOURCES, Stream, open_source
     from labelflow.data.transforms import eval_transform, train_transform
-    from labelflow.data.views import Batch, Source, check_groups
+    from labelflow.data.views import Batch, Source, check_micro_batches
     from labelflow.data.world import World, scene
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -24,7 +24,7 @@ __all__ = [
     "Stream",
     "Unreadable",
     "World",
-    "check_groups",
+    "check_micro_batches",
     "eval_batches",
     "eval_transform",
     "open_source",

@@ -19,7 +19,7 @@ def cascade_swin(size: str, start: str) -> DetectRecipe:
         training=Training(
             epochs=36,
             batch=16,
-            group=2,
+            micro_batch=2,
             lr=1e-4,
             lr_batch=0,
             schedule="steps",
@@ -41,7 +41,9 @@ def small() -> DetectRecipe:
         long_side=224,
         sizes=Sizes(channels=32, hidden=64, samples=16, proposals=32),
         data=DetectData(source=FOLDER, sides=(112, 128, 144), longest=256, crop_chance=0.0),
-        training=Training(epochs=60, batch=8, group=8, lr=1e-3, lr_batch=0, warmup_epochs=2, clip=5.0, eval_epochs=5),
+        training=Training(
+            epochs=60, batch=8, micro_batch=8, lr=1e-3, lr_batch=0, warmup_epochs=2, clip=5.0, eval_epochs=5
+        ),
     )
 
 
@@ -62,7 +64,9 @@ def quickstart() -> DetectRecipe:
 
 def finetune() -> DetectRecipe:
     """A pretrained Swin-T: the place to start with a few hundred annotated images and one GPU."""
-    return cascade_swin("tiny", "pretrained").change(source=FOLDER, epochs=24, batch=4, group=4, warmup_updates=100)
+    return cascade_swin("tiny", "pretrained").change(
+        source=FOLDER, epochs=24, batch=4, micro_batch=4, warmup_updates=100
+    )
 
 
 SWINDET = "Swin, arXiv 2103.14030, Appendix A2.2, and its released configuration"

@@ -60,7 +60,7 @@ def transmix_settings(recipe: Recipe) -> Recipe:
         mixer="0.2*mixup(alpha=0.8) + 0.8*cutmix(alpha=1.0)",
         cooldown_epochs=10,
         batch=256,
-        group=64,
+        micro_batch=64,
         lr=1e-3,
         lr_batch=0,
         warmup_epochs=20,

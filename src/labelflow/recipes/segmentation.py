@@ -18,7 +18,7 @@ def ade20k(backbone: str, start: str) -> SegmentRecipe:
             epochs=0,
             updates=160_000,
             batch=16,
-            group=2,
+            micro_batch=2,
             lr=6e-5,
             lr_batch=0,
             min_lr=0.0,
@@ -61,7 +61,7 @@ def small() -> SegmentRecipe:
         width=48,
         data=SegmentData(source=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
         training=Training(
-            epochs=30, batch=16, group=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
+            epochs=30, batch=16, micro_batch=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
         ),
     )
 
@@ -88,7 +88,7 @@ def quickstart() -> SegmentRecipe:
 def finetune() -> SegmentRecipe:
     """A pretrained Swin-T with UperNet: the place to start with a few hundred masks and one GPU."""
     return upernet_swin("tiny", "pretrained").change(
-        source=FOLDER, updates=0, epochs=50, batch=8, group=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
+        source=FOLDER, updates=0, epochs=50, batch=8, micro_batch=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
     )
 
 

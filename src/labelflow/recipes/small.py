@@ -15,7 +15,7 @@ def small_vit() -> Recipe:
     return Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=128, depth=6, num_heads=4)",
         data=Data(source=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.0, erasing=0.0),
-        training=Training(epochs=10, batch=128, group=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
+        training=Training(epochs=10, batch=128, micro_batch=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
     )
 
 
@@ -53,7 +53,7 @@ def finetune() -> Recipe:
         model="deit_small_patch16_224",
         start="pretrained",
         data=Data(source=FOLDER),
-        training=Training(epochs=30, batch=128, group=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
+        training=Training(epochs=30, batch=128, micro_batch=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
     )
 
 

@@ -52,7 +52,7 @@ def finetuned(recipe: Recipe) -> Recipe:
         weight_decay=1e-4,
         epochs=1000,
         batch=768,
-        group=96,
+        micro_batch=96,
         eval_epochs=10,
     )
 

@@ -37,7 +37,7 @@ class Evaluation:
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
         if self._loader is None:  # its workers live on
-            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = eval_batches(self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes)
         return self._loader
 
@@ -101,7 +101,7 @@ class Classification(Evaluation):
             self.train_source,
             self.recipe.data,
             batch=training.batch,
-            group=training.group,
+            micro_batch=training.micro_batch,
             updates=updates,
             seed=training.seed,
             rank=rank,
@@ -184,7 +184,7 @@ def check_training(training: Training, samples: int) -> None:
     if samples < training.batch:
         raise ValueError(
             f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
-            "(and --group)"
+            "(and --micro-batch)"
         )
     schedule_lengths(training, samples // training.batch)
 

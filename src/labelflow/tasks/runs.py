@@ -15,7 +15,7 @@ import torchvision
 from accelerate import Accelerator
 from torch import nn
 
-from labelflow.data import check_groups
+from labelflow.data import check_micro_batches
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import create, load_exactly
@@ -42,7 +42,7 @@ def train_run(
     """
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
-    check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
+    check_micro_batches(recipe.training.batch, recipe.training.micro_batch, accelerator.num_processes)
     _check_folder(run, recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:

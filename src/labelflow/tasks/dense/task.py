@@ -83,7 +83,7 @@ class DenseTask:
             self.train_source,
             self.recipe.data,
             batch=training.batch,
-            group=training.group,
+            micro_batch=training.micro_batch,
             updates=updates,
             seed=training.seed,
             rank=rank,
@@ -93,7 +93,7 @@ class DenseTask:
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Any]:
         if self._loader is None:  # its workers live on
-            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = self.eval_loader(
                 self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes
             )

@@ -44,8 +44,8 @@ class Segmentation(DenseTask):
     def _prepare(self) -> None:
         super()._prepare()
         head = self.model.head
-        if isinstance(head, UperHead) and not head.can_norm(self.recipe.training.group):
-            raise ValueError("UperNet's batch norm sees one pixel of each image: choose a --group of 2 or more")
+        if isinstance(head, UperHead) and not head.can_norm(self.recipe.training.micro_batch):
+            raise ValueError("UperNet's batch norm sees one pixel of each image: choose a --micro-batch of 2 or more")
 
     def colours(self) -> tuple[Colours, Colours]:
         return self.recipe.data.mean, self.recipe.data.std
