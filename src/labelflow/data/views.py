@@ -192,5 +192,6 @@ def check_micro_batches(batch: int, micro_batch: int, processes: int) -> None:
     if batch // micro_batch % processes:
         raise ValueError(
             f"a batch of {batch} has {batch // micro_batch} micro-batches of {micro_batch}, which {processes} "
-            f"processes cannot share; choose a batch that is a multiple of {micro_batch * processes}, or a smaller --micro-batch"
+            f"processes cannot share; choose a batch that is a multiple of {micro_batch * processes}, or a smaller "
+            "--micro-batch"
         )
