@@ -46,7 +46,7 @@ class Timed(Classification):
         self.bare: list[float] = []
         self.engine: list[float] = []
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         model = Classification(self.recipe).student.model.train()
         optimizer = make_optimizer(model, self.recipe.training)
         for number in range(updates):
@@ -98,7 +98,7 @@ def main() -> None:
         seed=0,
         rank=0,
         processes=1,
-        start=0,
+        first_update=0,
     )
     batches = list(loader)
     loading = (time.process_time() - begin) / len(batches)

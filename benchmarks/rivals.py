@@ -19,7 +19,7 @@ from labelflow.recipes import find
 from labelflow.recipes.methods import METHODS, Method, find_method
 
 PAPER = {"tl_align": 0.97, "transmix": 1.00, "saliencymix": 0.98, "attentive_cutmix": 0.74, "puzzlemix": 0.43}
-ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', start='')/plain"
+ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', init='')/plain"
 ROWS = ("cutmix", "tl_align", "transmix", "saliencymix", ATTENTIVE, "puzzlemix")
 LATER = ("puzzlemix_full=puzzlemix(size=1.0)/plain", "smmix=smmix/sm_mix", "tokenmix=tokenmix(patch={patch})/plain")
 

@@ -111,7 +111,7 @@ def test_suggested_commands_can_be_pasted_into_a_shell(tmp_path: Path, capsys: p
     weights = tmp_path / "weights.pth"
     model = timm.create_model("test_vit", num_classes=10)
     torch.save(model.state_dict(), weights)
-    how = ["--model", "test_vit", "--start", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
+    how = ["--model", "test_vit", "--init", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
     assert main(["annotate", data, *how]) == 0
     lines = [line.split("labelflow ")[1] for line in capsys.readouterr().out.splitlines() if "them  " in line]
     assert shlex.split(lines[0]) == ["labels", "draw", str(out), data]
@@ -216,7 +216,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
-        (["train", "quickstart", "--start", "nowhere.safetensors"], "there is no checkpoint nowhere"),
+        (["train", "quickstart", "--init", "nowhere.safetensors"], "there is no checkpoint nowhere"),
         (["eval", "nowhere"], "nowhere is not a run"),
         (["predict", "nowhere", "x.jpg"], "nowhere is not a run"),
         (["show", "nothing"], "there is no recipe"),

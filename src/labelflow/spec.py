@@ -55,8 +55,8 @@ def mixture(text: str) -> list[tuple[float, str]]:
 def split(text: str, mark: str) -> list[str]:
     """At every mark that stands outside of brackets and quotes.
 
-    >>> split("0.5*cnn(start='a+b*c') + 0.5*cutmix", "+")
-    ["0.5*cnn(start='a+b*c') ", ' 0.5*cutmix']
+    >>> split("0.5*cnn(init='a+b*c') + 0.5*cutmix", "+")
+    ["0.5*cnn(init='a+b*c') ", ' 0.5*cutmix']
     """
     parts, depth, quote = [""], 0, ""
     for letter in text:

@@ -46,13 +46,13 @@ def test_a_key_tells_which_weights_it_starts_from(tmp_path: Path) -> None:
     model = Classification(RECIPE).student.model
 
     def key(name: str) -> str:
-        return make_cells(RECIPE.change(start=str(tmp_path / name)), [METHODS["cutmix"]], (0,))[0].key
+        return make_cells(RECIPE.change(init=str(tmp_path / name)), [METHODS["cutmix"]], (0,))[0].key
 
     save_file(model.state_dict(), tmp_path / "one.safetensors")
     save_file(model.state_dict(), tmp_path / "same.safetensors")
     save_file({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "other.safetensors")
     assert key("one.safetensors") == key("same.safetensors") != key("other.safetensors")
-    names = {make_cells(RECIPE.change(start=name), [METHODS["cutmix"]], (0,))[0].key for name in ("", "pretrained")}
+    names = {make_cells(RECIPE.change(init=name), [METHODS["cutmix"]], (0,))[0].key for name in ("", "pretrained")}
     assert len(names) == 2
 
 
@@ -124,9 +124,9 @@ def test_methods_of_one_s_own() -> None:
     method = find_method("mine=0.5*mixup(alpha=0.8) + 0.5*random_patches(patch={patch})/tl_align(layers=[-1])")
     assert method.of(RECIPE).mixer == "0.5*mixup(alpha=0.8) + 0.5*random_patches(patch=8)"
     assert method.target == "tl_align(layers=[-1])"
-    file = find_method("mine=attentive_cutmix(start='a/b=c.pth')/plain")
-    assert (file.mixer, file.target) == ("attentive_cutmix(start='a/b=c.pth')", "plain")
-    for wrong in ("mine=cutmix", "my-name=cutmix/plain", "mine=attentive_cutmix(start='a/b.pth')"):
+    file = find_method("mine=attentive_cutmix(init='a/b=c.pth')/plain")
+    assert (file.mixer, file.target) == ("attentive_cutmix(init='a/b=c.pth')", "plain")
+    for wrong in ("mine=cutmix", "my-name=cutmix/plain", "mine=attentive_cutmix(init='a/b.pth')"):
         with pytest.raises(ValueError, match="NAME=MIXER/TARGET"):
             find_method(wrong)
     with pytest.raises(ValueError, match="no method 'cutmx'; did you mean cutmix"):

@@ -146,7 +146,7 @@ def test_cells_of_other_code_are_reused_only_when_asked(
             "grid, a patch's side in pixels, must be at least 1",
         ),
         (
-            ["compare", "quickstart", "cutmix", "a=attentive_cutmix(start='no.pth')/plain"],
+            ["compare", "quickstart", "cutmix", "a=attentive_cutmix(init='no.pth')/plain"],
             "there is no checkpoint no.pth",
         ),
         (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be different"),

@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
         unreadable = Unreadable(limit, told.append)
         train, val = open_source(data, "train"), open_source(data, "val")
         for batch in train_batches(
-            train, data, batch=5, micro_batch=5, updates=2, seed=0, rank=0, processes=1, start=0
+            train, data, batch=5, micro_batch=5, updates=2, seed=0, rank=0, processes=1, first_update=0
         ):
             unreadable(batch.problems)
             assert len(batch.images) == 5

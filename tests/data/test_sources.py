@@ -54,9 +54,13 @@ def test_hugging_face_as_a_stream(folders: Path) -> None:
     stream = open_source(data, "train")
     assert isinstance(stream, Stream)
     assert stream.classes == ["Cat", "dog"]
-    read = list(train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, start=0))
+    read = list(
+        train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, first_update=0)
+    )
     assert len(read) == 12
-    again = list(train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, start=3))
+    again = list(
+        train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, first_update=3)
+    )
     assert len(again) == 6
     assert all((one.images == other.images).all() for one, other in zip(read[6:], again, strict=True))  # a new epoch
     evaluated = [batch.labels for batch in eval_batches(open_source(data, "val"), data, batch=5, rank=0, processes=1)]
@@ -81,7 +85,9 @@ def test_web_dataset(tmp_path: Path) -> None:
     data = Data(**{**vars(data), "train_samples": 16, "classes": 3})
     source = open_source(data, "train")
     assert len(source) == 16
-    read = list(train_batches(source, data, batch=4, micro_batch=2, updates=8, seed=0, rank=0, processes=1, start=0))
+    read = list(
+        train_batches(source, data, batch=4, micro_batch=2, updates=8, seed=0, rank=0, processes=1, first_update=0)
+    )
     assert len(read) == 16
     assert {int(label) for batch in read for label in batch.labels} == {0, 1, 2}
 

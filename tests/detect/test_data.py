@@ -269,7 +269,7 @@ def test_batches_start_anywhere_and_every_image_is_evaluated_once() -> None:
     data = DetectData(source="world(train=5, val=3, size=32)", **SMALL)
     train, val = open_source(data, "train"), open_source(data, "val")
     whole = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5))
-    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, start=2))
+    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, first_update=2))
     assert_close([batch.images for batch in whole[4:]], [batch.images for batch in late])
     assert_close([batch.targets for batch in whole[4:]], [batch.targets for batch in late])
     assert 0 <= whole[0].images[0].min() <= whole[0].images[0].max() <= 1

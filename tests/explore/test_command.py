@@ -40,7 +40,7 @@ def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "runs/quickstart/recipe.json").touch()
     asked = []
 
-    def load(name: str, start: str) -> Any:
+    def load(name: str, init: str) -> Any:
         asked.append(name)
         raise ValueError("enough")
 

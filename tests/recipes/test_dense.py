@@ -142,11 +142,11 @@ def test_backbones_and_what_they_start_from(name: str) -> None:
     """A run of ours that the same paper trained, of the same model; or weights of ImageNet-1k."""
     recipe = find_any(name).recipe
     model, arguments = parse(recipe.backbone)
-    if recipe.start == "pretrained":
+    if recipe.init == "pretrained":
         assert timm.get_pretrained_cfg(model).num_classes == 1000
         assert timm.get_pretrained_cfg(model).tag in ("ms_in1k", "fb_in1k")
     else:
-        trained = find(recipe.start.removeprefix("runs/")).recipe
+        trained = find(recipe.init.removeprefix("runs/")).recipe
         assert parse(trained.model).name == model
         kind = "tl_align" if name.endswith("tl_align") else "plain" if name.endswith("standard") else "token_label"
         assert parse(trained.target).name == kind
@@ -211,7 +211,7 @@ def test_list_and_show_tell_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "upernet_swin_tiny_tl_align"]) == 0
     shown = capsys.readouterr().out
     assert "reported: 44.7 % mIoU" in shown
-    assert "differs from upernet_swin_tiny:\n  start: 'pretrained' -> 'runs/swin_tiny_tl_align'\n\n" in shown
+    assert "differs from upernet_swin_tiny:\n  init: 'pretrained' -> 'runs/swin_tiny_tl_align'\n\n" in shown
     assert main(["show", "cascade_swin_base"]) == 0
     shown = capsys.readouterr().out
     assert "reported: 51.9 % box AP" in shown
@@ -239,7 +239,7 @@ class TestTransfer:
         model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
         trained = Recipe().change(model=model, image_size=64, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), source="world")
         recipe = transferred_to(written_run(tmp_path / "vit", trained), "cifar100")
-        assert (recipe.model, recipe.start, recipe.data.source) == (model, str(tmp_path / "vit"), "torch/cifar100")
+        assert (recipe.model, recipe.init, recipe.data.source) == (model, str(tmp_path / "vit"), "torch/cifar100")
         assert picked(recipe.data, "image_size mean std") == picked(trained.data, "image_size mean std")
         assert recipe.target == "tl_align"
 
@@ -247,12 +247,12 @@ class TestTransfer:
     def test_settings_are_those_of_table_5(self, data: str) -> None:
         """DeiT-S under the command is the recipe, but for where it starts from."""
         ours, named = transferred_to("deit_small_patch16_224", data), find(f"deit_small_{data}_tl_align").recipe
-        assert ours.start == "pretrained"
-        assert ours == named.change(start="pretrained")
+        assert ours.init == "pretrained"
+        assert ours == named.change(init="pretrained")
 
     def test_other_models_and_data(self, tmp_path: Path) -> None:
         recipe = transferred_to("swin_tiny_patch4_window7_224", str(tmp_path))
-        assert (recipe.model, recipe.start) == ("swin_tiny_patch4_window7_224", "pretrained")
+        assert (recipe.model, recipe.init) == ("swin_tiny_patch4_window7_224", "pretrained")
         assert recipe.data.source == str(tmp_path)
         assert picked(recipe.training, "optimizer epochs batch") == {"optimizer": "sgd", "epochs": 1000, "batch": 768}
 

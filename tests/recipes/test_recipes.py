@@ -121,7 +121,7 @@ def test_base_models_are_fine_tuned() -> None:
             "constant",
             1e-8,
         )
-        assert recipe.start == "pretrained"
+        assert recipe.init == "pretrained"
 
 
 def test_every_recipe_says_where_it_comes_from() -> None:
@@ -153,7 +153,7 @@ SMALLER: dict[str, dict] = {
 }
 
 
-SMALL_CNN = "attentive_cutmix(model='resnet18', start='', size=32)"  # nothing is downloaded
+SMALL_CNN = "attentive_cutmix(model='resnet18', init='', size=32)"  # nothing is downloaded
 
 
 def smaller(recipe: Recipe, labels: Path) -> Recipe:
@@ -162,7 +162,7 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
     arguments |= SMALLER[name.split("_")[0]]
     return recipe.change(
         model=f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
-        start="",
+        init="",
         source=WORLD,
         labels=str(labels) if recipe.data.labels else "",
         image_size=64 if name.startswith(("pvt", "resnest")) else 32,
@@ -194,7 +194,7 @@ def test_every_recipe_takes_a_real_step(name: str, labels: Path) -> None:
     schedule = make_schedule(optimizer, recipe.training, 3)
     schedule(3 * max(2, recipe.training.warmup_epochs))
     before = [parameter.detach().clone() for parameter in task.student.parameters()]
-    for batch in list(task.train_batches(updates=1, start=0, rank=0, processes=1)):
+    for batch in list(task.train_batches(updates=1, first_update=0, rank=0, processes=1)):
         loss = total(task.terms(task.student.train(), batch, generator(0)))
         loss.backward()
     assert loss.isfinite()

@@ -98,7 +98,7 @@ def test_a_run_of_another_task_is_no_backbone(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("how", ["backbone", "start"])
+@pytest.mark.parametrize("how", ["backbone", "init"])
 def test_a_run_that_saw_other_colours_says_which(
     how: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

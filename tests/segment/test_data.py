@@ -277,7 +277,7 @@ def test_batches_start_anywhere_and_every_sample_is_evaluated_once(folder: Path)
     data = SegmentData(source=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
     train, val = open_source(data, "train"), open_source(data, "val")
     whole = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5))
-    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, start=2))
+    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, first_update=2))
     assert len(whole) == 6
     for one, two in zip(whole[4:], late, strict=True):
         assert_close(one, two)

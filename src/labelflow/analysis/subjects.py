@@ -71,10 +71,10 @@ class Subject:
         return update / max(1, self.card["samples"] // self.recipe.training.batch)
 
 
-def load_subject(name: str, start: str = "", weights: str = "best", data: str = "") -> Subject:
+def load_subject(name: str, init: str = "", weights: str = "best", data: str = "") -> Subject:
     """The folder of a run, or a timm model: "deit_small_patch16_224", "vit_tiny_patch16_224(img_size=64, depth=4)".
 
-    start: the weights of a timm model, '' for random ones, or pretrained, packaged, a file. weights: those of a run.
+    init: the weights of a timm model, '' for random ones, or pretrained, packaged, a file. weights: those of a run.
     data: other evaluation images than the run's own, or than the sample world's.
 
     >>> load_subject("vit_tiny_patch16_224(img_size=64, depth=1)").data.image_size
@@ -88,7 +88,7 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
         raise ValueError(f"{name} is not a run: {missing}. Give a run's folder, or a model of timm's")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same each time
-        model = create(name, start).eval()
+        model = create(name, init).eval()
     seen: Any = model.pretrained_cfg
     size = parse(name)[1].get("img_size") or seen["input_size"][1:]
     height, width = (size, size) if isinstance(size, int) else size
@@ -96,7 +96,7 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
         raise ValueError(f"{name} does not take square colour images, which figures show; they can't show it")
     mean, std = tuple(seen["mean"]), tuple(seen["std"])
     settings = Data(source=data or WORLD, image_size=height, mean=mean, std=std, test_crop=1.0, workers=0)
-    return Subject(name, model, settings, [], trained=bool(start))
+    return Subject(name, model, settings, [], trained=bool(init))
 
 
 def of_run(loaded: Loaded[Recipe], folder: Path) -> Subject:

@@ -16,7 +16,7 @@ def figure(
     name: Positional[str] = "",
     what: Positional[tuple[str, ...]] = (),
     out: Path | None = None,
-    start: str = "",
+    init: str = "",
     weights: str = "best",
     count: int = 0,
     mixer: str = "cutmix(alpha=1.0, per_sample=True)",
@@ -31,7 +31,7 @@ def figure(
         name: Which one: labelflow figure lists them.
         what: Folders of runs, or timm's models; then image files, or none for evaluation images.
         out: Where it goes, without an ending; figures/NAME by default.
-        start: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
+        init: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
         weights: The weights of runs: best, last, or a file.
         count: How many images or pairs; 0: as many as the figure thinks right.
         mixer: How images are mixed.
@@ -50,14 +50,14 @@ def figure(
     from labelflow.figures import Asked, save, styled  # matplotlib is for those who draw
 
     subjects, files = split(what)
-    asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method, track)
+    asked = Asked(subjects, files, init, weights, count, mixer, annotator, data, top, method, track)
     drawing = FIGURES[name]
     result = drawing.compute(asked)
     with styled():
         paths = save(drawing.draw(result), result, _stem(out or Path("figures") / name))
     print(drawing.told(result))
-    if not start and any(not Path(one).exists() for one in subjects):
-        print("\nmodels of timm's have random weights here; --start pretrained gives them timm's")
+    if not init and any(not Path(one).exists() for one in subjects):
+        print("\nmodels of timm's have random weights here; --init pretrained gives them timm's")
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
 

@@ -39,7 +39,7 @@ class Robust:
     the runs were evaluated on."""
     out: Path = Path("robust")
     """Where the results are written. What models said is kept there, too, and not asked again."""
-    start: str = "pretrained"
+    init: str = "pretrained"
     """The weights of timm's models: pretrained, packaged (from a package), or a checkpoint file."""
     weights: str = "best"
     """The weights of runs: best, last, or a file."""
@@ -131,7 +131,7 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Judged], Set |
     models = load_judged(
         options.models,
         device,
-        start=options.start,
+        init=options.init,
         weights=options.weights,
         image_size=options.image_size,
         classes=classes,

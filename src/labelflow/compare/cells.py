@@ -34,7 +34,7 @@ from labelflow.tasks.runs import RESUME_MAY_CHANGE
 Result = dict[str, Any]  # what a cell came to, as in its file
 
 # Where things lie; what lies there is part of a key by its content.
-PLACES = {"source", "root", "labels", "start"}
+PLACES = {"source", "root", "labels", "init"}
 # What only shows, names or compares results: it changes nothing that a run computes.
 SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|commands)/|(cli|__main__|report)\.py$")
 
@@ -91,7 +91,7 @@ def read_result(path: Path) -> Result:
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
     """Seed by seed, so that all methods have as many when time runs out."""
-    data, code = " ".join([data_digest(recipe), start_digest(recipe.start)]).strip(), code_version()
+    data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(one.data.labels for one in resolved.values()) else ""
     return [
@@ -138,7 +138,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True) -> R
 
 def _without_paths(recipe: Recipe) -> Recipe:
     names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
-    return recipe.change(**names, start=Path(recipe.start).name)
+    return recipe.change(**names, init=Path(recipe.init).name)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
@@ -182,10 +182,10 @@ def data_digest(recipe: Recipe) -> str:
     return _digest("\n".join(parts))
 
 
-def start_digest(start: str) -> str:
+def init_digest(init: str) -> str:
     """Of a file of weights, or of a run's; a name, such as pretrained, stands for itself."""
-    path = Path(weights_file(start))
-    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else start
+    path = Path(weights_file(init))
+    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else init
 
 
 def code_version() -> str:

@@ -50,16 +50,18 @@ def train_batches(
     seed: int,
     rank: int = 0,
     processes: int = 1,
-    start: int = 0,
+    first_update: int = 0,
     labeller: Labeller | None = None,
 ) -> Iterator[Batch]:
-    """The micro-batches of one process, update by update, from update `start` on, across epochs."""
+    """The micro-batches of one process, update by update, from `first_update` on, across epochs."""
     transform = train_transform(data)
     if isinstance(source, Stream):
         if labeller is not None:
             raise ValueError(f"a stream such as {data.source} does not name its samples, so that labels can't be found")
         check_micro_batches(batch, micro_batch, processes)
-        return _stream_micro_batches(source, transform, data, batch, micro_batch, updates, seed, processes, start)
+        return _stream_micro_batches(
+            source, transform, data, batch, micro_batch, updates, seed, processes, first_update
+        )
     batches = TrainBatches(
         len(source),
         batch=batch,
@@ -69,7 +71,7 @@ def train_batches(
         repeats=data.repeats,
         rank=rank,
         processes=processes,
-        start=start,
+        first_update=first_update,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
     return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
@@ -84,12 +86,12 @@ def _stream_micro_batches(
     updates: int,
     seed: int,
     processes: int,
-    start: int,
+    first_update: int,
 ) -> Iterator[Batch]:
     """A stream can't be positioned: a run that is resumed within an epoch reads that epoch from its beginning."""
     per_epoch = len(source) // batch
-    for epoch in range(start // per_epoch, -(-updates // per_epoch)):
-        first, last = max(start, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
+    for epoch in range(first_update // per_epoch, -(-updates // per_epoch)):
+        first, last = max(first_update, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
         wanted = (last - first) * (batch // micro_batch) // processes
         while wanted:  # again from the beginning, if shards were dealt unevenly
             before = wanted

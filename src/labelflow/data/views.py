@@ -137,22 +137,22 @@ class TrainBatches:
         repeats: int = 1,
         rank: int = 0,
         processes: int = 1,
-        start: int = 0,
+        first_update: int = 0,
     ) -> None:
         check_micro_batches(batch, micro_batch, processes)
         if samples < batch:
             raise ValueError(f"a batch of {batch} is more than the {samples} training samples; choose a smaller batch")
         self.samples, self.batch, self.repeats, self.seed = samples, batch, repeats, seed
         self.micro_batches = batch // micro_batch
-        self.updates, self.start, self.rank, self.processes = updates, start, rank, processes
+        self.updates, self.first_update, self.rank, self.processes = updates, first_update, rank, processes
 
     def __len__(self) -> int:
-        return (self.updates - self.start) * self.micro_batches // self.processes
+        return (self.updates - self.first_update) * self.micro_batches // self.processes
 
     def __iter__(self) -> Iterator[list[Draw]]:
         per_epoch = self.samples // self.batch
         epoch, order = -1, torch.empty(0)
-        for update in range(self.start, self.updates):
+        for update in range(self.first_update, self.updates):
             if update // per_epoch != epoch:
                 epoch = update // per_epoch
                 order = torch.randperm(self.samples, generator=generator(self.seed, Purpose.ORDER, epoch))

@@ -87,7 +87,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
                 ledger.evaluated(state.update, metrics)
                 if accelerator.is_main_process and (details := task.details()):
                     run.write(DETAILS, details)
-                headline = metrics["ema_" * bool(ema) + task.headline]
+                headline = metrics[f"ema_{task.headline}" if ema else task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update
             if saved:

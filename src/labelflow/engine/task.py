@@ -45,7 +45,7 @@ class Task(Evaluated, Protocol):
         """The module that is trained; its `model` is what is evaluated and saved."""
         ...
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Any]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Any]:
         """The micro-batches of one process from an update on, `batch / micro_batch / processes` for each update."""
         ...
 

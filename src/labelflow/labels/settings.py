@@ -36,7 +36,7 @@ class Annotate:
     """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
     out: Path
     """The folder of the labels."""
-    start: str = "pretrained"
+    init: str = "pretrained"
     """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
     image_size: int = 0
     """Side of the images that it sees, in pixels; 0: what its weights were tested with."""

@@ -9,11 +9,11 @@ from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.sizes import Sizes
 
 
-def cascade_swin(size: str, start: str) -> DetectRecipe:
+def cascade_swin(size: str, init: str) -> DetectRecipe:
     """The 3× schedule: 36 epochs of multi-scale training, the rate divided by ten after 27 and 33 (SwinDet)."""
     return DetectRecipe(
         backbone=swin(size).model,
-        start=start,
+        init=init,
         drop_path={"tiny": 0.2, "small": 0.2, "base": 0.3}[size],
         data=DetectData(source=COCO, bad_objects="drop"),  # two of train2017 have no area
         training=Training(

@@ -50,7 +50,7 @@ def aligned(recipe: Recipe) -> Recipe:
 def finetuned(recipe: Recipe) -> Recipe:
     """From the released weights, 40 epochs at a constant learning rate (TL-Align, Section 4.1)."""
     return aligned(recipe).change(
-        start="pretrained", epochs=40, lr=1e-5, lr_batch=0, schedule="constant", warmup_epochs=0, weight_decay=1e-8
+        init="pretrained", epochs=40, lr=1e-5, lr_batch=0, schedule="constant", warmup_epochs=0, weight_decay=1e-8
     )
 
 

@@ -51,7 +51,7 @@ def finetune() -> Recipe:
     """A pretrained DeiT-S on a folder of images: the place to start with a few thousand images and one GPU."""
     return Recipe(
         model="deit_small_patch16_224",
-        start="pretrained",
+        init="pretrained",
         data=Data(source=FOLDER),
         training=Training(epochs=30, batch=128, micro_batch=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
     )

@@ -61,7 +61,7 @@ def lvvit_l(image_size: int, micro_batch: int) -> Recipe:
 def finetuned(recipe: Recipe, image_size: int, micro_batch: int = 64) -> Recipe:
     """At a higher resolution, still with token labels and MixToken (Appendix A; its warm-up is the released code's).
 
-    Where to start from is not part of it: --start, as the command shows.
+    Where to start from is not part of it: --init, as the command shows.
     """
     return recipe.change(
         image_size=image_size,
@@ -82,7 +82,7 @@ def transferred(data: str) -> Recipe:
     """LV-ViT-S on other data, without dense labels but with MixToken; learning rate and epochs are the code's own."""
     return lvvit("s").change(
         model=PLAIN,
-        start="runs/lvvit_s",
+        init="runs/lvvit_s",
         source=DATA[data],
         labels="",
         target="plain",
@@ -106,7 +106,7 @@ _L_288, _L_448 = lvvit_l(288, micro_batch=128), lvvit_l(448, micro_batch=32)
 def _finetuned(
     name: str, title: str, run: str, recipe: Recipe, paper: str = "", top1: float | None = None
 ) -> Entry[Recipe]:
-    return Entry(name, recipe.change(start=f"runs/{run}"), f"{title}, fine-tuned", run, FINETUNED, paper, top1)
+    return Entry(name, recipe.change(init=f"runs/{run}"), f"{title}, fine-tuned", run, FINETUNED, paper, top1)
 
 
 def _stem(name: str, paper: str, top1: float) -> Entry[Recipe]:

@@ -84,7 +84,7 @@ def load_judged(
     names: Sequence[str],
     device: torch.device,
     *,
-    start: str = "pretrained",
+    init: str = "pretrained",
     weights: str = "best",
     image_size: int = 0,
     classes: tuple[str, ...] = (),
@@ -98,7 +98,7 @@ def load_judged(
     found = []
     for name, label in zip(names, _labels(names), strict=True):
         model, own = with_weights(name)
-        classifier = load_classifier(model, own or start, image_size, classes, weights)
+        classifier = load_classifier(model, own or init, image_size, classes, weights)
         classifier = replace(classifier, classes=wordnet_names(classifier.classes))
         data = classifier.data
         asked = FromPixels(classifier.model, data.mean, data.std).eval().requires_grad_(False).to(device)

@@ -30,7 +30,7 @@ def annotate_data(data: str, options: Annotate) -> Store:
     with accelerator.local_main_process_first():  # which downloads what is not there
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
-        annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
+        annotator = make_annotator(options.model, options.init, options.image_size, list(source.classes))
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
             f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
@@ -48,8 +48,8 @@ def annotate_data(data: str, options: Annotate) -> Store:
         )
 
 
-def make_annotator(model: str, start: str, image_size: int, classes: list[str]) -> Annotator:
+def make_annotator(model: str, init: str, image_size: int, classes: list[str]) -> Annotator:
     """A run's model, or one of timm's. classes: those of the data, for a checkpoint that does not say its own."""
-    found = load_classifier(model, start, image_size, tuple(classes))
+    found = load_classifier(model, init, image_size, tuple(classes))
     data = found.data
     return Annotator(found.model, found.name, found.weights, found.classes, data.image_size, data.mean, data.std)

@@ -72,10 +72,10 @@ class Classification(Evaluation):
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
-        check_colours(self.model_name, recipe.start, recipe.data.mean, recipe.data.std)
-        check_classifier(recipe.start)
+        check_colours(self.model_name, recipe.init, recipe.data.mean, recipe.data.std)
+        check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
+        model = create(self.model_name, init=weights_file(recipe.init), **self.model_arguments)
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
@@ -95,7 +95,7 @@ class Classification(Evaluation):
             "guide_parameters": self.mixing.parameters,
         }
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         training = self.recipe.training
         return train_batches(
             self.train_source,
@@ -106,7 +106,7 @@ class Classification(Evaluation):
             seed=training.seed,
             rank=rank,
             processes=processes,
-            start=start,
+            first_update=first_update,
             labeller=self.labeller,
         )
 
@@ -189,10 +189,10 @@ def check_training(training: Training, samples: int) -> None:
     schedule_lengths(training, samples // training.batch)
 
 
-def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """timm's weights know images that were normalised in their way."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if cfg is not None and start in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
+    if cfg is not None and init in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
         wanted_mean, wanted_std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
         raise ValueError(f"timm's weights of {name} expect other colours: --mean {wanted_mean} --std {wanted_std}")
 
@@ -204,14 +204,14 @@ def check_classifier(folder: str) -> None:
         raise ValueError(f"{folder} is a segmenter's or detector's run; a classifier's is needed to start from")
 
 
-def weights_file(start: str) -> str:
+def weights_file(init: str) -> str:
     """Of a run's folder, its best weights."""
-    if start and Path(start).is_dir():
+    if init and Path(init).is_dir():
         for name in ("best.safetensors", "last.safetensors"):
-            if (Path(start) / name).exists():
-                return str(Path(start) / name)
-        raise ValueError(f"{start} is not a run with weights: it has no best.safetensors")
-    return start
+            if (Path(init) / name).exists():
+                return str(Path(init) / name)
+        raise ValueError(f"{init} is not a run with weights: it has no best.safetensors")
+    return init
 
 
 def check_classes(expected: list[str], found: list[str], what: str) -> None:

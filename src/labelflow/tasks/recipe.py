@@ -42,7 +42,7 @@ class Recipe(BaseRecipe):
 
     model: str = "deit_small_patch16_224"
     """A timm model, with arguments where wanted: 'vit_tiny_patch16_224(patch_size=8, depth=6)'."""
-    start: str = ""
+    init: str = ""
     """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
     drop_path: float = 0.1
     """Stochastic depth, growing linearly to this rate."""
@@ -68,7 +68,7 @@ class SegmentRecipe(BaseRecipe):
 
     backbone: str = "swin_tiny_patch4_window7_224"
     """A timm model, with arguments where wanted, or the folder of a run, whose model and weights are taken."""
-    start: str = ""
+    init: str = ""
     """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
     head: Literal["upernet", "fcn"] = "upernet"
     """What makes classes of features."""
@@ -110,7 +110,7 @@ class DetectRecipe(BaseRecipe):
 
     backbone: str = "swin_tiny_patch4_window7_224"
     """A timm model with maps at strides 4, 8, 16 and 32, or the folder of a run, whose model and weights are taken."""
-    start: str = ""
+    init: str = ""
     """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
     drop_path: float = 0.2
     """Stochastic depth of the backbone, growing linearly to this rate."""

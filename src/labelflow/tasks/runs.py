@@ -103,7 +103,7 @@ def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_si
     known = {"best": weights_file(str(folder)), "last": str(run / "last.safetensors")}
     file, arguments = known.get(weights, weights), card.get("arguments", {})
     if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
-        model = create(card["model"], start=file, **{**arguments, "img_size": image_size})
+        model = create(card["model"], init=file, **{**arguments, "img_size": image_size})
     else:
         model = load_exactly(kind_of(recipe).build(recipe, card), file)
     return Loaded(recipe, card["classes"], model.eval())

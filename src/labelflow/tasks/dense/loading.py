@@ -73,7 +73,7 @@ class Samples(Dataset[Seen]):
 
 def load_training(samples: Samples, collate: Collate, workers: int, **plan: int) -> Iterator[Any]:
     """The micro-batches of one process, update by update, across epochs; plan: batch, micro_batch, updates, rank,
-    processes, start (an update to begin with), as `TrainBatches` has them."""
+    processes, first_update (an update to begin with), as `TrainBatches` has them."""
     batches = TrainBatches(len(samples.source), seed=samples.seed, **plan)
     return iter(make_loader(samples, collate, workers, batch_sampler=batches))
 

@@ -22,14 +22,14 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
+def check_run_colours(init: str, mean: Colours, std: Colours) -> None:
     """A run's model knows images that were normalised in its way."""
-    if not start or not Path(start).is_dir():
+    if not init or not Path(init).is_dir():
         return
-    seen = Run(start).read("recipe.json")["data"]
+    seen = Run(init).read("recipe.json")["data"]
     if (tuple(seen["mean"]), tuple(seen["std"])) != (mean, std):
         told = [" ".join(map(str, seen[name])) for name in ("mean", "std")]
-        raise ValueError(f"{start} was trained with other colours: --mean {told[0]} --std {told[1]}")
+        raise ValueError(f"{init} was trained with other colours: --mean {told[0]} --std {told[1]}")
 
 
 class DenseTask:
@@ -61,11 +61,11 @@ class DenseTask:
         check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
         self.samples = len(self.train_source)
         check_training(training, self.samples)
-        check_colours(recipe.backbone.partition("(")[0], recipe.start, *self.colours())
+        check_colours(recipe.backbone.partition("(")[0], recipe.init, *self.colours())
         torch.manual_seed(seed_of(training.seed, Purpose.WEIGHTS))
         self.model = self.make_model()  # a run that it starts from is a classifier's, or ValueError
-        for start in (recipe.backbone, recipe.start):
-            check_run_colours(start, *self.colours())
+        for run in (recipe.backbone, recipe.init):
+            check_run_colours(run, *self.colours())
         if training.checkpointing:
             self.model.set_grad_checkpointing()
         self.student = Whole(self.model)
@@ -77,7 +77,7 @@ class DenseTask:
         """Mean and spread that images are normalised with."""
         raise NotImplementedError
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Any]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Any]:
         training = self.recipe.training
         return self.train_loader(
             self.train_source,
@@ -88,7 +88,7 @@ class DenseTask:
             seed=training.seed,
             rank=rank,
             processes=processes,
-            start=start,
+            first_update=first_update,
         )
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Any]:

@@ -32,7 +32,7 @@ class Detection(DenseTask):
     def make_model(self) -> CascadeMaskRCNN:
         if self.recipe.training.compile:
             raise ValueError("a detector would be compiled anew for every size of image: leave --compile away")
-        return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.start)
+        return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.init)
 
     def colours(self) -> tuple[Colours, Colours]:
         return self.recipe.mean, self.recipe.std
@@ -65,11 +65,11 @@ def build_detector(recipe: DetectRecipe, card: dict[str, Any]) -> CascadeMaskRCN
     return _detector(recipe, card["model"], len(card["classes"]))
 
 
-def _detector(recipe: DetectRecipe, backbone: str, classes: int, start: str = "") -> CascadeMaskRCNN:
+def _detector(recipe: DetectRecipe, backbone: str, classes: int, init: str = "") -> CascadeMaskRCNN:
     return make_detector(
         backbone,
         classes,
-        start,
+        init,
         sizes=recipe.sizes,
         drop_path=recipe.drop_path,
         short_side=recipe.short_side,

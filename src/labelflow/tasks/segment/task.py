@@ -35,7 +35,7 @@ class Segmentation(DenseTask):
             recipe.backbone,
             recipe.head,
             len(self.classes),
-            recipe.start,
+            recipe.init,
             recipe.drop_path,
             image_size=recipe.data.crop,
             width=recipe.width,
