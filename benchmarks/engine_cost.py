@@ -46,7 +46,7 @@ class Timed(Classification):
         self.bare: list[float] = []
         self.engine: list[float] = []
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         model = Classification(self.recipe).student.model.train()
         optimizer = make_optimizer(model, self.recipe.training)
         for number in range(updates):
@@ -81,10 +81,10 @@ def main() -> None:
 
     recipe = find("quickstart").recipe.change(
         batch=options.batch,
-        group=options.batch,
+        micro_batch=options.batch,
         epochs=1,
         warmup_epochs=0,
-        data=f"world(train={options.batch * options.updates}, val=8)",
+        source=f"world(train={options.batch * options.updates}, val=8)",
         workers=0,
         drop_path=0.0,
     )
@@ -93,12 +93,12 @@ def main() -> None:
         open_source(recipe.data, "train"),
         recipe.data,
         batch=options.batch,
-        group=options.batch,
+        micro_batch=options.batch,
         updates=options.updates,
         seed=0,
         rank=0,
         processes=1,
-        start=0,
+        first_update=0,
     )
     batches = list(loader)
     loading = (time.process_time() - begin) / len(batches)

@@ -37,7 +37,7 @@ from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
 from labelflow.labels import Annotation, Draft, LabelMap, Manifest, Store, StoreLabels, annotate, label_view
-from labelflow.labels.annotate import best_scores, place_logits
+from labelflow.labels.annotation import best_scores, place_logits
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixToken
 from labelflow.models.create import create
@@ -201,7 +201,7 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
         optimizer = torch.optim.AdamW(student.parameters())
         mixer = MixToken() if labelled else CutMix()
         labeller = StoreLabels(store, GRID) if labelled else None
-        settings = {"batch": batch, "group": batch, "updates": 2 * rounds + 2, "seed": 0, "start": 0}
+        settings = {"batch": batch, "micro_batch": batch, "updates": 2 * rounds + 2, "seed": 0, "first_update": 0}
         data = Data(workers=0)
         for read in train_batches(source, data, rank=0, processes=1, labeller=labeller, **settings):
             mix = mixer(read.images)

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import labelflow  # noqa: F401  (registers PVT, LV-ViT and T2T-ViT with timm)
+import labelflow.models  # noqa: F401  (registers PVT, LV-ViT and T2T-ViT with timm)
 
 # model, image size: parameters in millions, FLOPs (multiply-adds) in billions, as printed
 TL_ALIGN_TABLE_1 = {

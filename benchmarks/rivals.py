@@ -19,7 +19,7 @@ from labelflow.recipes import find
 from labelflow.recipes.methods import METHODS, Method, find_method
 
 PAPER = {"tl_align": 0.97, "transmix": 1.00, "saliencymix": 0.98, "attentive_cutmix": 0.74, "puzzlemix": 0.43}
-ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', start='')/plain"
+ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', init='')/plain"
 ROWS = ("cutmix", "tl_align", "transmix", "saliencymix", ATTENTIVE, "puzzlemix")
 LATER = ("puzzlemix_full=puzzlemix(size=1.0)/plain", "smmix=smmix/sm_mix", "tokenmix=tokenmix(patch={patch})/plain")
 
@@ -38,7 +38,11 @@ def main() -> None:
         torch.set_num_threads(1)
 
     recipe = find("deit_small_cutmix").recipe.change(
-        model=options.model, data=f"world(train={options.batch}, val=8)", group=options.batch, repeats=1, workers=0
+        model=options.model,
+        source=f"world(train={options.batch}, val=8)",
+        micro_batch=options.batch,
+        repeats=1,
+        workers=0,
     )
     methods: list[Method] = [METHODS.get(text) or find_method(text) for text in ROWS + LATER * options.later]
     speeds = measure_speeds({method.name: method.of(recipe) for method in methods}, options.rounds)

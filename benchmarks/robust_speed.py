@@ -1,7 +1,7 @@
 """What does `labelflow robust` cost on a natural shift? A set of ImageNet-A's layout beside a bare forward loop over
 the same files, taking turns in one run.
 
-    python benchmarks/robust_speed.py --model tf_efficientnet_lite0 --start packaged --images 128 --rounds 5
+    python benchmarks/robust_speed.py --model tf_efficientnet_lite0 --init packaged --images 128 --rounds 5
 
 The bare loop is torchvision's ImageFolder with timm's own evaluation transform in a DataLoader, and the model on each
 batch. Ours opens the set, makes the keys of model and images, asks, restricts the answers, keeps them on disk and
@@ -23,8 +23,9 @@ from torchvision.datasets import ImageFolder
 
 from labelflow.data import World
 from labelflow.robust.judged import Judged, load_judged
-from labelflow.robust.natural import Natural, NaturalSets
+from labelflow.robust.natural import Natural
 from labelflow.robust.session import Session
+from labelflow.robust.settings import NaturalSets
 
 CPU = torch.device("cpu")
 
@@ -69,14 +70,14 @@ def ours(judged: Judged, folder: Path, batch: int, workers: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tf_efficientnet_lite0")
-    parser.add_argument("--start", default="packaged")
+    parser.add_argument("--init", default="packaged")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    (judged,) = load_judged([options.model], CPU, start=options.start)
+    (judged,) = load_judged([options.model], CPU, init=options.init)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "imagenet-a"
         make_images(folder, options.images)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import labelflow as lf
+import labelflow.models  # registers PVT, LV-ViT and T2T-ViT with timm
 from families import FAMILIES
 
 GOLDEN = Path(__file__).parent / "golden"

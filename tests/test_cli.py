@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,112 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from tyro.conf import Positional
 
 from labelflow.cli import main
 
 SMALL = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
-SMALL += ["--epochs", "2", "--warmup-epochs", "1", "--batch", "8", "--group", "4", "--workers", "0"]
+SMALL += ["--epochs", "2", "--warmup-epochs", "1", "--batch", "8", "--micro-batch", "4", "--workers", "0"]
+
+
+HEAVY = {"torch", "torchvision", "timm", "accelerate", "matplotlib", "numpy"}
+AT_ONCE = [
+    "--help",
+    "list",
+    "list swin",
+    "show quickstart",
+    "tarin",
+    "train",
+    "train --help",
+    "train nope",
+    "train quickstart --help",
+    "train quickstart --epohcs 3",
+    "train quickstart --epochs three",
+    "segment nope",
+    "segment segment_small --bakbone x",
+    "detect detect_small --sides a",
+    "transfer deit_small_patch16_224 cifar10 --epohcs 3",
+    "compare nope",
+    "compare quickstart cutmix nope",
+    "compare quickstart cutmix tl_align --sedes 1",
+    "eval --nope",
+    "predict --nope",
+    "report --nope",
+    "robust --nope",
+    "robust --help",
+    "annotate --nope",
+    "labels",
+    "labels nope",
+    "labels draw --nope",
+    "figure",
+    "figure nope",
+    "explore --nope",
+    "coverage --nope",
+]
+
+
+def test_help_lists_and_typos_are_answered_without_torch() -> None:
+    """All in one interpreter, which tells after each what it has imported."""
+    program = f"""
+import contextlib, io, json, sys
+from labelflow.cli import main
+
+for line in {AT_ONCE}:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        try:
+            main(line.split())
+        except SystemExit:
+            pass
+    print(json.dumps([line, len(told.getvalue()), sorted({HEAVY} & sys.modules.keys())]))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line for line, _, _ in answers] == AT_ONCE
+    assert all(length > 40 for _, length, _ in answers)
+    assert not [(line, heavy) for line, _, heavy in answers if heavy]
+
+
+@pytest.mark.parametrize("how", ["--debug", "LABELFLOW_DEBUG"])
+def test_a_traceback_can_be_asked_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "LABELFLOW_DEBUG":
+        monkeypatch.setenv(how, "1")
+    with pytest.raises(ValueError, match="there is no recipe"):
+        main(["show", "zzz", *([how] if how == "--debug" else [])])
+
+
+def test_our_own_assertions_and_bugs_are_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(recipe: Positional[str]) -> None:
+        assert recipe == "right"
+
+    monkeypatch.setattr("labelflow.commands.show.show", broken)
+    with pytest.raises(AssertionError):
+        main(["show", "wrong"])
+
+
+def test_what_timm_asserts_is_told(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model for images of another size."""
+    model = "vit_tiny_patch16_224(img_size=64, patch_size=8, embed_dim=24, depth=2, num_heads=3)"
+    how = ["--data", str(photos), *SMALL, "--model", model, "--out", str(tmp_path / "run")]
+    assert main(["train", "small_vit_tl_align", *how]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "Input height (32) doesn't match model (64)" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_suggested_commands_can_be_pasted_into_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = "world(train=4, val=2)", tmp_path / "my labels"
+    weights = tmp_path / "weights.pth"
+    model = timm.create_model("test_vit", num_classes=10)
+    torch.save(model.state_dict(), weights)
+    how = ["--model", "test_vit", "--init", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
+    assert main(["annotate", data, *how]) == 0
+    lines = [line.split("labelflow ")[1] for line in capsys.readouterr().out.splitlines() if "them  " in line]
+    assert shlex.split(lines[0]) == ["labels", "draw", str(out), data]
+    assert [data, str(out)] == [shlex.split(lines[1])[place] for place in (3, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +202,9 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["tarin"], "did you mean train"),
         (["train", "deit_smal"], "did you mean deit_small"),
         (["train", "--epochs", "3"], "name the recipe first"),
-        (["train", "quickstart", "--epoch", "3"], "has no setting --epoch"),
+        (["train", "quickstart", "--epoch", "3"], "has no option --epoch; did you mean --epochs?"),
+        (["train", "zzz"], "(labelflow list shows all)"),
+        (["report", "runs/a", "runs/b"], "has no argument runs/b"),
         (["train", "quickstart", "--epochs", "three"], "--epochs: invalid literal"),
         (["train", "quickstart", "--epochs", "0"], "epochs must be at least 1"),
         (["train", "quickstart", "--mixer", "cutmx"], "did you mean cutmix"),
@@ -109,11 +212,11 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
-        (["train", "quickstart", "--group", "48"], "cannot be cut"),
+        (["train", "quickstart", "--micro-batch", "48"], "cannot be cut"),
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
-        (["train", "quickstart", "--start", "nowhere.safetensors"], "there is no checkpoint nowhere"),
+        (["train", "quickstart", "--init", "nowhere.safetensors"], "there is no checkpoint nowhere"),
         (["eval", "nowhere"], "nowhere is not a run"),
         (["predict", "nowhere", "x.jpg"], "nowhere is not a run"),
         (["show", "nothing"], "there is no recipe"),

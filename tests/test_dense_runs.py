@@ -18,16 +18,16 @@ from labelflow.tasks import evaluate_run, load_any, load_run, train_run
 from labelflow.tasks.dense.task import DenseStudent
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.settings import Sizes
-from labelflow.tasks.runs import read_any_recipe
+from labelflow.tasks.recipe import read_any_recipe
 from labelflow.tasks.segment.model import make_segmenter
 
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=32, depth=4, num_heads=2)"
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 TINY: dict[str, dict[str, Any]] = {
-    "segment": {"backbone": VIT, "width": 8, "crop": 32, "short": 32, "data": "world(train=16, val=6)"},
+    "segment": {"backbone": VIT, "width": 8, "crop": 32, "short": 32, "source": "world(train=16, val=6)"},
     "detect": {
         "backbone": SWIN,
-        "data": "world(train=16, val=6, size=64)",
+        "source": "world(train=16, val=6, size=64)",
         "channels": 8,
         "hidden": 16,
         "samples": 8,
@@ -41,7 +41,7 @@ SHORT = {
     "warmup_epochs": 0,
     "warmup_updates": 0,
     "batch": 8,
-    "group": 4,
+    "micro_batch": 4,
     "workers": 0,
     "log_updates": 1,
     "eval_epochs": 1,
@@ -124,7 +124,7 @@ def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: p
 
 def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:
     """Its weights and its arguments are taken, whatever the recipe's own backbone is, and it may be gone later."""
-    classifier = find_any("quickstart").recipe.change(model=VIT, data="world(train=64, val=8)", **SHORT)
+    classifier = find_any("quickstart").recipe.change(model=VIT, source="world(train=64, val=8)", **SHORT)
     train_run(classifier, tmp_path / "vit", resume=False, quiet=True)
     recipe = tiny("segment", backbone=str(tmp_path / "vit"), lr=0.0, min_lr=0.0, weight_decay=0.0, epochs=1)
     train_run(recipe, tmp_path / "run", resume=False, quiet=True)

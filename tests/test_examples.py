@@ -18,13 +18,13 @@ from PIL import Image
 
 import labelflow
 from labelflow.arguments import parse_arguments
-from labelflow.compare_command import Compare
+from labelflow.commands.compare import Compare
+from labelflow.commands.robust import robust
+from labelflow.commands.train import Train
 from labelflow.recipes import ALL, find, find_any
 from labelflow.recipes.methods import METHODS, find_method
-from labelflow.robust_command import robust
 from labelflow.tasks import train_run
-from labelflow.tasks.kinds import KINDS
-from labelflow.train_command import Train
+from labelflow.tasks.recipe import KINDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -125,7 +125,7 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     if "runs/quickstart" in page.read_text():
         tiny = find("quickstart").recipe.change(
-            data="world(train=8, val=8)", batch=8, group=8, epochs=1, warmup_epochs=0
+            source="world(train=8, val=8)", batch=8, micro_batch=8, epochs=1, warmup_epochs=0
         )
         train_run(tiny.change(workers=0), Path("runs/quickstart"), resume=False)
     blocks = [block.split("```")[0] for block in page.read_text().split("```python\n")[1:]]
@@ -136,8 +136,9 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_commands_name_recipes_and_settings_that_there_are(page: Path) -> None:
     for line in page.read_text().replace("\\\n", " ").splitlines():
         for kind in KINDS.values():
-            if f"labelflow {kind.name} " in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
-                name, *settings = shlex.split(line.split(f"labelflow {kind.name} ")[1], comments=True)
+            command = f"labelflow {kind.command} "
+            if command in line and not line.lstrip().startswith(("|", "`", "-")) and "`" not in line:
+                name, *settings = shlex.split(line.split(command)[1], comments=True)
                 if name != "RECIPE":
                     default = Train(find_any(name, kind.name).recipe, Path("runs"))
                     parse_arguments(Train[kind.recipe], settings, "", default=default)

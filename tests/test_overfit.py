@@ -31,8 +31,8 @@ def test_four_pets_are_segmented(tmp_path: Path) -> None:
     for split in ("trainval.txt", "test.txt"):
         (tmp_path / split).write_text("\n".join(names))
     seen = {"crop": 64, "short": 64, "ratio": (1.0, 1.0), "most": 1.0, "photometric": False, "width": 32}
-    how = {"epochs": 50, "eval_epochs": 50, "batch": 4, "group": 4}
-    recipe = find_any("segment_small").recipe.change(data=str(tmp_path), **LEARNED, **seen, **how)
+    how = {"epochs": 50, "eval_epochs": 50, "batch": 4, "micro_batch": 4}
+    recipe = find_any("segment_small").recipe.change(source=str(tmp_path), **LEARNED, **seen, **how)
     metrics = train_run(recipe, tmp_path / "run", resume=False, quiet=True)
     assert metrics["miou"] > 85
     classes = Run(tmp_path / "run").read("classes.json")
@@ -55,8 +55,8 @@ def test_a_bear_and_two_birds_are_detected(tmp_path: Path) -> None:
     (tmp_path / "instances.json").write_text(json.dumps(content))
     where = {f"{split}_json": "instances.json" for split in ("train", "val")}
     where |= {f"{split}_images": "train2017" for split in ("train", "val")}
-    how = {"sides": (96,), "short_side": 96, "epochs": 60, "eval_epochs": 60, "batch": 2, "group": 2}
-    recipe = find_any("detect_small").recipe.change(data=str(tmp_path), **LEARNED, **where, **how)
+    how = {"sides": (96,), "short_side": 96, "epochs": 60, "eval_epochs": 60, "batch": 2, "micro_batch": 2}
+    recipe = find_any("detect_small").recipe.change(source=str(tmp_path), **LEARNED, **where, **how)
     metrics = train_run(recipe, tmp_path / "run", resume=False, quiet=True)
     assert metrics["box_ap50"] > 60
     assert metrics["mask_ap50"] > 50

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         world.load(index)[0].save(path)
     model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
-    data = Data(data=str(root / "images"), val_fraction=0.5, image_size=32, auto_augment="", workers=0)
-    training = Training(epochs=2, batch=6, group=6, warmup_epochs=0, ema=0.5, lr=0.01, lr_batch=0)
+    data = Data(source=str(root / "images"), val_fraction=0.5, image_size=32, auto_augment="", workers=0)
+    training = Training(epochs=2, batch=6, micro_batch=6, warmup_epochs=0, ema=0.5, lr=0.01, lr_batch=0)
     train_run(Recipe(model=model, data=data, training=training), root / "run", resume=False, name="<i>&name")
     return write_report(root / "run").parent
 

@@ -13,6 +13,8 @@ ROOT = Path(labelflow.__file__).parent
 # From the bottom up: a module may import what stands before it, and its own folder.
 LAYERS = [
     *(
+        "lazy",
+        "process",
         "arguments",
         "spec",
         "chance",
@@ -28,19 +30,7 @@ LAYERS = [
     ),
     *("guides", "mixers", "targets", "data", "engine", "labels", "tasks"),
     *("analysis", "figures", "report", "recipes", "compare"),
-    *(
-        "robust",
-        "study",
-        "robust_command",
-        "study_command",
-        "label_commands",
-        "compare_command",
-        "coverage_command",
-        "figure_command",
-        "explore",
-        "explore_command",
-    ),
-    *("train_command", "run_commands", "cli", "__main__"),
+    *("robust", "study", "explore", "commands", "cli", "__main__"),
 ]
 
 

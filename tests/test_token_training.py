@@ -18,7 +18,20 @@ from labelflow.tasks import Classification, load_run
 from targets.test_token_label import truth_for
 
 DATA = "world(train=24, val=8)"
-QUICK = ["--data", DATA, "--batch", "8", "--group", "4", "--epochs", "2", "--warmup-epochs", "0", "--workers", "0"]
+QUICK = [
+    "--data",
+    DATA,
+    "--batch",
+    "8",
+    "--micro-batch",
+    "4",
+    "--epochs",
+    "2",
+    "--warmup-epochs",
+    "0",
+    "--workers",
+    "0",
+]
 VIT = "vit_tiny_patch16_224(patch_size=16, embed_dim=24, depth=2, num_heads=3)"
 LVVIT = "lvvit_t(embed_dim=24, depth=2, num_heads=3, stem='conv1')"
 

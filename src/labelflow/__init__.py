@@ -1,25 +1,32 @@
 """labelflow: labels that follow tokens."""
 
-from labelflow import adapters, flow, mixers, models, tokens
-from labelflow.align import Aligned, Output, Student
-from labelflow.follow import Flow, Layer
-from labelflow.loss import Term, soft_labels, total
-from labelflow.mix import Mix
-from labelflow.mixers import (
-    AttentiveCutMix,
-    BlockPatches,
-    Choose,
-    CutMix,
-    MixToken,
-    MixUp,
-    NoMix,
-    PuzzleMix,
-    RandomPatches,
-    SaliencyMix,
-    SMMix,
-    TokenMix,
-)
-from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
+from typing import TYPE_CHECKING
+
+from labelflow.lazy import exports
+
+if TYPE_CHECKING:
+    from labelflow import adapters, flow, mixers, models, tokens
+    from labelflow.align import Aligned, Output, Student
+    from labelflow.follow import Flow, Layer
+    from labelflow.loss import Term, soft_labels, total
+    from labelflow.mix import Mix
+    from labelflow.mixers import (
+        AttentiveCutMix,
+        BlockPatches,
+        Choose,
+        CutMix,
+        MixToken,
+        MixUp,
+        NoMix,
+        PuzzleMix,
+        RandomPatches,
+        SaliencyMix,
+        SMMix,
+        TokenMix,
+    )
+    from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __version__ = "0.1.0"
 

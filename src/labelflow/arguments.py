@@ -1,6 +1,7 @@
 """Arguments of a command line, by tyro: what it refuses is told in one line."""
 
 import contextlib
+import difflib
 import functools
 import io
 import re
@@ -15,14 +16,11 @@ def parse_arguments(what: Any, args: Sequence[str], prog: str, **options: Any) -
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
-            made, unknown = tyro.cli(_deferred(what), args=args, prog=prog, return_unknown_args=True, **options)
+            return tyro.cli(_deferred(what), args=args, prog=prog, **options)
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(f"{_first_sentence(told.getvalue())} ({prog} --help tells more)") from None
-    if unknown:
-        raise ValueError(f"{prog} has no setting {unknown[0]} ({prog} --help tells which there are)")
-    return made
+        raise ValueError(_refusal(told.getvalue(), prog)) from None
 
 
 def _deferred(what: Any) -> Any:
@@ -36,9 +34,25 @@ def _deferred(what: Any) -> Any:
     return bind
 
 
-def _first_sentence(box: str) -> str:
+def _refusal(box: str, prog: str) -> str:
     """What tyro says in a box, with or without borders, below its title and above the next rule: in one line."""
     plain = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", box)  # neither colours nor borders
+    if unknown := re.search(r"Unrecognized options: ([^\s,]+)", plain):
+        kind = "option" if unknown[1].startswith("-") else "argument"
+        likely = re.findall(r"^\s*(--[\w-]+)", plain.partition("Perhaps you meant:")[2], re.MULTILINE)
+        closest = difflib.get_close_matches(unknown[1], likely, n=1, cutoff=0)
+        hint = "".join(f"; did you mean {name}?" for name in closest)
+        return f"{prog} has no {kind} {unknown[1]}{hint} ({prog} --help tells more)"
     _, *lines = [line.strip() for line in plain.splitlines()]
     paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
-    return re.sub(r"^Error parsing [\w.]+: ", "", " ".join(paragraphs[0].split()))
+    first = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(paragraphs[0].split()))
+    return f"{first} ({prog} --help tells more)"
+
+
+def flag(name: str) -> str:
+    """Of a setting.
+
+    >>> flag("imagenet_a")
+    '--imagenet-a'
+    """
+    return f"--{name.replace('_', '-')}"

@@ -20,8 +20,8 @@ class Purpose(IntEnum):
     WEIGHTS = 0  # key: ()
     ORDER = 1  # key: (epoch,)
     VIEW = 2  # key: (epoch, position), the augmentation of one sample
-    MIX = 3  # key: (update, group)
-    MODEL = 4  # key: (update, group), drop-path and dropout
+    MIX = 3  # key: (update, micro-batch)
+    MODEL = 4  # key: (update, micro-batch), drop-path and dropout
 
 
 def seed_of(*key: int) -> int:

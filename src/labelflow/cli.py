@@ -1,188 +1,195 @@
-"""The command line: `labelflow COMMAND …`. Each command is a typed function, and one line in COMMANDS."""
+"""The command line: `labelflow COMMAND …`. One command is one file of `commands/`, imported when it is called, and one
+line in COMMANDS."""
 
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+import traceback
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
+from typing import NamedTuple
 
-import torch
-from rich.console import Console
-from rich.table import Column, Table
-from tyro.conf import OmitArgPrefixes, Positional
-
-from labelflow.arguments import parse_arguments
-from labelflow.compare_command import Compare, run_compare
-from labelflow.coverage_command import coverage
-from labelflow.engine import Interrupted
-from labelflow.explore_command import explore
-from labelflow.figure_command import figure
-from labelflow.label_commands import LABEL_COMMANDS
-from labelflow.recipes import ALL, find, find_any
-from labelflow.recipes.methods import METHODS
-from labelflow.robust_command import robust
-from labelflow.run_commands import evaluate, look, report
 from labelflow.spec import known
-from labelflow.study_command import STUDY_COMMANDS
-from labelflow.tasks import Annotate, annotate_data, differences
-from labelflow.train_command import detect, segment, train, transfer
 
 
-def list_recipes(pattern: Positional[str] = "") -> None:
-    """Every recipe, with the number that its paper reports. Example: labelflow list swin
-
-    Args:
-        pattern: Only recipes whose names hold this.
-    """
-    table = Table(Column("recipe", no_wrap=True), "what it is", "paper", "reported", box=None)
-    for entry in ALL.values():
-        if pattern in entry.name:
-            number = "" if entry.aim is None else f"{entry.aim:.1f} {entry.kind.unit}"
-            table.add_row(entry.name, entry.about, entry.paper, number)
-    if not table.row_count:
-        raise ValueError(f"no recipe's name holds {pattern!r}; labelflow list shows all")
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+class Command(NamedTuple):
+    place: str  # module:function in labelflow.commands
+    about: str  # in one line, with an example
+    first: str = ""  # what is named before the settings, which depend on it; the function then takes it and the rest
 
 
-def show(recipe: Positional[str]) -> None:
-    """A recipe in full, and what differs from its parent. Example: labelflow show deit_small_tl_align
-
-    Args:
-        recipe: Its name; labelflow list shows all.
-    """
-    entry = find_any(recipe)
-    reported = f"{entry.aim} {entry.kind.unit}" if entry.aim else ""
-    facts = {"source": entry.source, "paper": entry.paper, "reported": reported, "command": entry.command}
-    print(f"{entry.name}: {entry.about}")
-    for key, value in facts.items():
-        if value:
-            print(f"  {key}: {value}")
-    if entry.parent:
-        print(f"\ndiffers from {entry.parent}:")
-        for name, before, now in differences(find_any(entry.parent).recipe, entry.recipe):
-            print(f"  {name}: {before!r} -> {now!r}")
-    print(f"\n{json.dumps(asdict(entry.recipe), indent=2)}")
-
-
-def compare(name: str, args: Sequence[str]) -> None:
-    """The same training under several methods and seeds, in one table.
-    Example: labelflow compare small_vit_cutmix cutmix tl_align --data my/photos --seeds 0 1 2 --out compare/photos"""
-    entry = find(name)
-    default = Compare(("cutmix", "tl_align"), entry.recipe, Path("compare") / name)
-    about = (
-        f"The recipe {name} under several methods and seeds: a table of accuracies with their spread, of speed and "
-        f"memory, a plot, compare.html. What is finished is reused, what was interrupted goes on. Methods: "
-        f"{', '.join(METHODS)}. Example: labelflow compare {name} cutmix tl_align --seeds 0 1 2"
-    )
-    options = parse_arguments(Compare, args, f"labelflow compare {name}", default=default, description=about)
-    try:
-        run_compare(name, options)
-    except (Interrupted, KeyboardInterrupt):
-        print("interrupted, and saved. The same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes]) -> None:
-    """Dense labels from a trained classifier. Example: labelflow annotate my/photos --model runs/photos --out labels
-
-    Args:
-        data: A folder of images; or world, torch/NAME, hfds/NAME.
-        options: The annotator, and how it annotates.
-    """
-    try:
-        store = annotate_data(data, options)
-    except KeyboardInterrupt:
-        print("labelflow: interrupted; whole files are kept, go on with --resume", file=sys.stderr)
-        raise SystemExit(130) from None
-    if _is_main_process():
-        print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
-        print(f"  look at them   labelflow labels draw {options.out} {data}{' --split val' * (options.split == 'val')}")
-        print(f"  train on them  labelflow train small_lvvit --data {data} --labels {options.out}")
-
-
-LABELS = "Look at dense labels, check, import, export and draw them. Example: labelflow labels inspect labels/photos"
-STUDY = "Run a planned study, and report what it decides. Example: labelflow study report studies/claims"
-GROUPS = {"labels": LABELS, "study": STUDY}  # commands of commands
-Command = Callable[..., None]
+LABELS = {
+    "inspect": Command("labels:inspect", "What a store of labels is. Example: labelflow labels inspect labels/photos"),
+    "verify": Command(
+        "labels:verify",
+        "Read all labels and compare them with their checksums. Example: labelflow labels verify labels/photos",
+    ),
+    "import": Command(
+        "labels:import_labels",
+        "Labels from a tree of CLASS/NAME.pt files, as Token Labeling and ReLabel released them. "
+        'Example: labelflow labels import label_top5_train_nfnet labels/imagenet --seen "center(0.956)"',
+    ),
+    "export": Command(
+        "labels:export_labels",
+        "Write labels as a tree of CLASS/NAME.pt files. Example: labelflow labels export labels/photos tree",
+    ),
+    "draw": Command(
+        "labels:draw",
+        "Draw labels over some images. Example: labelflow labels draw labels/photos my/photos --out labels.png",
+    ),
+}
+STUDY = {
+    "run": Command(
+        "study:run_study",
+        "Run the cells of a plan that are missing, in its order. Example: labelflow study run studies/claims --jobs 2",
+    ),
+    "report": Command(
+        "study:report_study",
+        "What the finished cells of a study decide. Example: labelflow study report studies/claims",
+    ),
+}
 COMMANDS: dict[str, Command | dict[str, Command]] = {
-    "list": list_recipes,
-    "show": show,
-    "train": train,
-    "segment": segment,
-    "detect": detect,
-    "transfer": transfer,
-    "compare": compare,
-    "eval": evaluate,
-    "predict": look,
-    "report": report,
-    "robust": robust,
-    "annotate": annotate,
-    "labels": LABEL_COMMANDS,
-    "study": STUDY_COMMANDS,
-    "figure": figure,
-    "explore": explore,
-    "coverage": coverage,
+    "list": Command(
+        "list:list_recipes", "Every recipe, with the number that its paper reports. Example: labelflow list swin"
+    ),
+    "show": Command(
+        "show:show",
+        "A recipe in full, and what differs from its parent. Example: labelflow show deit_small_tl_align",
+    ),
+    "train": Command(
+        "train:train",
+        "Train a recipe. Example: labelflow train finetune_tl_align --data my/photos --epochs 20 --out runs/photos",
+        "RECIPE",
+    ),
+    "segment": Command(
+        "train:segment",
+        "Train a segmenter on a backbone. Example: labelflow segment segment_small --backbone runs/vit --data my/masks",
+        "RECIPE",
+    ),
+    "detect": Command(
+        "train:detect",
+        "Train a detector on a backbone. Example: labelflow detect detect_finetune --data my/coco --out runs/detector",
+        "RECIPE",
+    ),
+    "transfer": Command(
+        "train:transfer",
+        "Fine-tune a run, or a pretrained timm model, on other data, as TL-Align's Table 5 does. "
+        "Example: labelflow transfer runs/deit_small_tl_align cifar10 --target plain --out runs/deit_small_cifar10",
+        "RUN|MODEL DATA",
+    ),
+    "compare": Command(
+        "compare:compare",
+        "The same training under several methods and seeds, in one table. Example: "
+        "labelflow compare small_vit_cutmix cutmix tl_align --data my/photos --seeds 0 1 2 --out compare/photos",
+        "RECIPE METHODS",
+    ),
+    "eval": Command("evaluate:evaluate", "The metrics of a run's model. Example: labelflow eval runs/quickstart"),
+    "predict": Command(
+        "predict:predict",
+        "What a run's model sees in images: classes, segments or objects. "
+        "Example: labelflow predict runs/quickstart a.jpg",
+    ),
+    "report": Command("report:report", "Write a run's report.html anew. Example: labelflow report runs/quickstart"),
+    "robust": Command(
+        "robust:robust",
+        "How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side. "
+        "Example: labelflow robust runs/plain runs/tl_align --suite clean,corruptions,attack",
+    ),
+    "annotate": Command(
+        "annotate:annotate",
+        "Dense labels from a trained classifier. "
+        "Example: labelflow annotate my/photos --model runs/photos --out labels",
+    ),
+    "labels": LABELS,
+    "study": STUDY,
+    "figure": Command(
+        "figure:figure",
+        "A figure of the papers for your model and images, as PNG, SVG and JSON; without a name, the list of them. "
+        "Example: labelflow figure aligned runs/quickstart cat.jpg dog.jpg",
+    ),
+    "explore": Command(
+        "explore:explore",
+        "A web page to play with: mix two images, drag the box, and watch the labels move through a model. "
+        "Example: labelflow explore runs/quickstart --images cat.jpg dog.jpg",
+    ),
+    "coverage": Command(
+        "coverage:coverage",
+        "Which of timm's models labels can follow: attaches all, and runs one of each kind. "
+        'Example: labelflow coverage "eva02*" "convnext*"',
+    ),
 }
-NAMED_FIRST = {  # what a command is about, before its settings, which depend on it
-    **dict.fromkeys(("train", "segment", "detect"), "RECIPE"),
-    "transfer": "RUN|MODEL DATA",
-    "compare": "RECIPE METHODS",
+GROUPS = {  # commands of commands
+    "labels": "Inspect, check, import, export and draw dense labels. Example: labelflow labels inspect labels/photos",
+    "study": "Run a planned study, and report what it decides. Example: labelflow study report studies/claims",
 }
+DEBUG = "--debug"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bad input is one line on stderr and the exit code 2."""
+    """Bad input is one line on stderr and the exit code 2; with --debug or LABELFLOW_DEBUG=1, a traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
+    debug = DEBUG in args or os.environ.get("LABELFLOW_DEBUG", "0") not in ("", "0")
     try:
-        if not args or args[0] in ("-h", "--help"):
-            print(_overview("labelflow", COMMANDS))
-            return 0
-        command, rest = known(args[0], COMMANDS, "command"), args[1:]
-        found = COMMANDS[command]
-        if isinstance(found, dict):
-            if not rest or rest[0] in ("-h", "--help"):
-                print(_overview(f"labelflow {command}", found))
-                return 0
-            name = known(rest[0], found, f"command of labelflow {command}")
-            parse_arguments(found[name], rest[1:], f"labelflow {command} {name}")()
-        elif command not in NAMED_FIRST:
-            parse_arguments(found, rest, f"labelflow {command}")()
-        elif not rest or rest[0].startswith("-"):
-            how = f"labelflow {command} {NAMED_FIRST[command]} [settings]"
-            if rest and rest[0] not in ("-h", "--help"):
-                first = "run or model" if command == "transfer" else "recipe"
-                raise ValueError(f"name the {first} first: {how}; labelflow list shows recipes")
-            print(f"usage: {how}\n\n{found.__doc__}\n\nlabelflow list shows the recipes,")
-            print(f"labelflow {command} {NAMED_FIRST[command]} --help the settings.")
-        else:
-            found(rest[0], rest[1:])
-    except torch.OutOfMemoryError:
-        smaller = "--group, --batch or --attack-batch, or --checkpointing"
-        print(f"labelflow: the device is out of memory; choose a smaller {smaller}", file=sys.stderr)
-        return 2
-    except (ValueError, OSError, AssertionError) as error:  # timm asserts that images fit its models
-        told = str(error).split("Original Traceback")[-1] if "Original Traceback" in str(error) else str(error)
-        told = told.strip().splitlines()[-1] if told != str(error) else told  # of a worker: what it raised
-        print(f"labelflow: {' '.join(told.split())}", file=sys.stderr)
-        return 2
+        _call("labelflow", COMMANDS, [arg for arg in args if arg != DEBUG])
     except KeyboardInterrupt:
         print("labelflow: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if debug or not (told := _told(error)):
+            raise
+        print(f"labelflow: {told}", file=sys.stderr)
+        return 2
     return 0
 
 
-def _is_main_process() -> bool:
-    """Of those that torchrun or accelerate launched."""
-    return os.environ.get("RANK", "0") == "0"
+def _call(prog: str, commands: Mapping[str, Command | dict[str, Command]], args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        print(_overview(prog, commands))
+        return
+    name = known(args[0], commands, "command" if prog == "labelflow" else f"command of {prog}")
+    command, prog, rest = commands[name], f"{prog} {name}", args[1:]
+    if isinstance(command, dict):
+        _call(prog, command, rest)
+    elif not command.first:
+        from labelflow.arguments import parse_arguments
+
+        function = resolve_name(f"labelflow.commands.{command.place}")
+        parse_arguments(function, rest, prog, description=command.about)()
+    elif rest and not rest[0].startswith("-"):
+        resolve_name(f"labelflow.commands.{command.place}")(rest[0], rest[1:])
+    elif not rest or rest[0] in ("-h", "--help"):
+        how = f"{prog} {command.first}"
+        print(f"usage: {how} [settings]\n\n{command.about}\n")
+        print(f"labelflow list shows the recipes,\n{how} --help the settings.")
+    else:
+        first = "run or model" if "RUN" in command.first else "recipe"
+        raise ValueError(f"name the {first} first: {prog} {command.first} [settings]; labelflow list shows the recipes")
 
 
 def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -> str:
-    lines = []
-    for name, command in commands.items():
-        about = GROUPS[name] if isinstance(command, dict) else " ".join(str(command.__doc__).split("\n\n")[0].split())
-        lines.append(f"  {name:8} {about}")
-    head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: trains better vision transformers.\n"
-    return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more."])
+    lines = [
+        f"  {name:8} {GROUPS[name] if isinstance(command, dict) else command.about}"
+        for name, command in commands.items()
+    ]
+    head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: TL-Align and Token Labeling.\n"
+    debug = f"{DEBUG}, anywhere, or LABELFLOW_DEBUG=1 shows the traceback of an error."
+    return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more.", debug])
+
+
+def _told(error: Exception) -> str:
+    """In one line, what is wrong with what was asked for; '' if the error is ours."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
+        return (
+            "the device is out of memory; choose a smaller --micro-batch, --batch or --attack-batch, or --checkpointing"
+        )
+    if not isinstance(error, ValueError | OSError) and not _is_of_timm(error):
+        return ""
+    text = str(error)
+    if "Original Traceback" in text:  # of a worker: what it raised
+        text = text.split("Original Traceback")[-1].strip().splitlines()[-1]
+    return " ".join(text.split())
+
+
+def _is_of_timm(error: Exception) -> bool:
+    """timm asserts that images and arguments fit its models."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, AssertionError) and str(frames[-1].f_globals.get("__name__")).startswith("timm.")

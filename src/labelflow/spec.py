@@ -3,7 +3,7 @@
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 
@@ -55,8 +55,8 @@ def mixture(text: str) -> list[tuple[float, str]]:
 def split(text: str, mark: str) -> list[str]:
     """At every mark that stands outside of brackets and quotes.
 
-    >>> split("0.5*cnn(start='a+b*c') + 0.5*cutmix", "+")
-    ["0.5*cnn(start='a+b*c') ", ' 0.5*cutmix']
+    >>> split("0.5*cnn(init='a+b*c') + 0.5*cutmix", "+")
+    ["0.5*cnn(init='a+b*c') ", ' 0.5*cutmix']
     """
     parts, depth, quote = [""], 0, ""
     for letter in text:
@@ -73,13 +73,18 @@ def split(text: str, mark: str) -> list[str]:
     return parts
 
 
-def known(name: str, names: Mapping[str, Any], kind: str) -> str:
-    """The name, if there is one; a ValueError that names what there is otherwise."""
+def known(name: str, names: Collection[str], kind: str, listed_by: str = "") -> str:
+    """The name, if there is one; a ValueError that names the nearest otherwise, or all, unless a command lists them."""
     if name in names:
         return name
     close = difflib.get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(names))}"
-    raise ValueError(f"there is no {kind} {name!r}; {hint}")
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    elif listed_by:
+        hint = f"the nearest are {', '.join(difflib.get_close_matches(name, names, n=3, cutoff=0))}"
+    else:
+        hint = f"there are {', '.join(sorted(names))}"
+    raise ValueError(f"there is no {kind} {name!r}; {hint}{f' ({listed_by} shows all)' if listed_by else ''}")
 
 
 def build(text: str, registry: Mapping[str, Callable[..., Any]], kind: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import labelflow as lf
 from labelflow.analysis.ratio import dense_ratio, evidence_ratio, layer_ratios, method_ratios, similarity_ratio
-from labelflow.labels.annotate import place_logits
+from labelflow.labels.annotation import place_logits
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 

@@ -20,8 +20,8 @@ from labelflow.tasks import Classification, Recipe
 
 RECIPE = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
-    data=Data(data="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
-    training=Training(epochs=1, batch=16, group=8, warmup_epochs=0, log_updates=1),
+    data=Data(source="world(train=32, val=16)", image_size=32, test_crop=1.0, workers=0),
+    training=Training(epochs=1, batch=16, micro_batch=8, warmup_epochs=0, log_updates=1),
 )
 
 
@@ -40,7 +40,7 @@ def test_a_key_tells_what_is_computed() -> None:
         assert cell(**changes).key == key
     assert Cell("cutmix", RECIPE, "other data", "code").key != key
     assert Cell("cutmix", RECIPE, "data", "other code").key != key
-    made = {make_cells(RECIPE.change(data=data), [METHODS["cutmix"]], (0,))[0].key for data in WORLDS}
+    made = {make_cells(RECIPE.change(source=data), [METHODS["cutmix"]], (0,))[0].key for data in WORLDS}
     assert len(made) == len(WORLDS)
 
 
@@ -48,13 +48,13 @@ def test_a_key_tells_which_weights_it_starts_from(tmp_path: Path) -> None:
     model = Classification(RECIPE).student.model
 
     def key(name: str) -> str:
-        return make_cells(RECIPE.change(start=str(tmp_path / name)), [METHODS["cutmix"]], (0,))[0].key
+        return make_cells(RECIPE.change(init=str(tmp_path / name)), [METHODS["cutmix"]], (0,))[0].key
 
     save_file(model.state_dict(), tmp_path / "one.safetensors")
     save_file(model.state_dict(), tmp_path / "same.safetensors")
     save_file({name: 2 * value for name, value in model.state_dict().items()}, tmp_path / "other.safetensors")
     assert key("one.safetensors") == key("same.safetensors") != key("other.safetensors")
-    names = {make_cells(RECIPE.change(start=name), [METHODS["cutmix"]], (0,))[0].key for name in ("", "pretrained")}
+    names = {make_cells(RECIPE.change(init=name), [METHODS["cutmix"]], (0,))[0].key for name in ("", "pretrained")}
     assert len(names) == 2
 
 
@@ -66,7 +66,7 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
 
     def key(place: str) -> str:
-        recipe = RECIPE.change(data=str(tmp_path / place))
+        recipe = RECIPE.change(source=str(tmp_path / place))
         return make_cells(recipe, [METHODS["cutmix"]], (0,))[0].key
 
     assert key("here") == key("there")
@@ -76,13 +76,13 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
 
 
 def test_code_that_only_shows_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "label_commands.py": "d"}
+    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "commands/labels.py": "d"}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("labelflow.__file__", str(tmp_path / "__init__.py"))
     before = code_version()
-    for name in ("compare/page.py", "cli.py", "label_commands.py"):
+    for name in ("compare/page.py", "cli.py", "commands/labels.py"):
         (tmp_path / name).write_text("changed")
     assert code_version() == before
     (tmp_path / "mix.py").write_text("changed")
@@ -126,9 +126,9 @@ def test_methods_of_one_s_own() -> None:
     method = find_method("mine=0.5*mixup(alpha=0.8) + 0.5*random_patches(patch={patch})/tl_align(layers=[-1])")
     assert method.of(RECIPE).mixer == "0.5*mixup(alpha=0.8) + 0.5*random_patches(patch=8)"
     assert method.target == "tl_align(layers=[-1])"
-    file = find_method("mine=attentive_cutmix(start='a/b=c.pth')/plain")
-    assert (file.mixer, file.target) == ("attentive_cutmix(start='a/b=c.pth')", "plain")
-    for wrong in ("mine=cutmix", "my-name=cutmix/plain", "mine=attentive_cutmix(start='a/b.pth')"):
+    file = find_method("mine=attentive_cutmix(init='a/b=c.pth')/plain")
+    assert (file.mixer, file.target) == ("attentive_cutmix(init='a/b=c.pth')", "plain")
+    for wrong in ("mine=cutmix", "my-name=cutmix/plain", "mine=attentive_cutmix(init='a/b.pth')"):
         with pytest.raises(ValueError, match="NAME=MIXER/TARGET"):
             find_method(wrong)
     with pytest.raises(ValueError, match="no method 'cutmx'; did you mean cutmix"):

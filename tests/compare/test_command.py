@@ -12,13 +12,13 @@ import pytest
 
 from labelflow.arguments import parse_arguments
 from labelflow.cli import main
+from labelflow.commands.compare import Compare
 from labelflow.compare import Cell, make_cells
-from labelflow.compare_command import Compare
 from labelflow.recipes import find
 from labelflow.recipes.methods import find_method
 
 SETTINGS = ["--model", "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)", "--image-size", "32"]
-SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--group", "8", "--workers", "0"]
+SETTINGS += ["--data", "world(train=64, val=16)", "--batch", "16", "--micro-batch", "8", "--workers", "0"]
 SETTINGS += ["--epochs", "2", "--warmup-epochs", "1", "--speed-rounds", "1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -146,7 +146,7 @@ def test_cells_of_other_code_are_reused_only_when_asked(
             "grid, a patch's side in pixels, must be at least 1",
         ),
         (
-            ["compare", "quickstart", "cutmix", "a=attentive_cutmix(start='no.pth')/plain"],
+            ["compare", "quickstart", "cutmix", "a=attentive_cutmix(init='no.pth')/plain"],
             "there is no checkpoint no.pth",
         ),
         (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be different"),

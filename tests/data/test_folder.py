@@ -91,13 +91,15 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
     whole = (photos / "cat" / "3.jpg").read_bytes()
     (photos / "cat" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     (photos / "dog" / "4.jpg").write_text("not an image")
-    data = Data(data=str(photos), image_size=32, workers=0, val_fraction=0.5)
+    data = Data(source=str(photos), image_size=32, workers=0, val_fraction=0.5)
 
     def problems(limit: int) -> list[str]:
         told: list[str] = []
         unreadable = Unreadable(limit, told.append)
         train, val = open_source(data, "train"), open_source(data, "val")
-        for batch in train_batches(train, data, batch=5, group=5, updates=2, seed=0, rank=0, processes=1, start=0):
+        for batch in train_batches(
+            train, data, batch=5, micro_batch=5, updates=2, seed=0, rank=0, processes=1, first_update=0
+        ):
             unreadable(batch.problems)
             assert len(batch.images) == 5
         counted = 0.0

@@ -32,15 +32,15 @@ def folders(tmp_path: Path) -> Path:
 
 
 def test_the_world() -> None:
-    source = open_source(Data(data="world(train=30, val=20, seed=3)", image_size=32, test_crop=1.0), "val")
+    source = open_source(Data(source="world(train=30, val=20, seed=3)", image_size=32, test_crop=1.0), "val")
     assert len(source) == 20
     assert source.load(3)[0].size == (32, 32)
     with pytest.raises(ValueError, match="takes train, val, seed and objects"):
-        open_source(Data(data="world(size=3)"), "train")
+        open_source(Data(source="world(size=3)"), "train")
 
 
 def test_hugging_face(folders: Path, tmp_path: Path) -> None:
-    data = Data(data=f"hfds/{folders}", root=str(tmp_path / "cache"), val_split="test")
+    data = Data(source=f"hfds/{folders}", root=str(tmp_path / "cache"), val_split="test")
     source = open_source(data, "val")
     assert source.classes == ["Cat", "dog"]
     loaded = [source.load(index) for index in range(len(source))]
@@ -50,13 +50,17 @@ def test_hugging_face(folders: Path, tmp_path: Path) -> None:
 
 
 def test_hugging_face_as_a_stream(folders: Path) -> None:
-    data = Data(data=f"hfids/{folders}", val_split="test", train_samples=12, val_samples=12, image_size=32, workers=0)
+    data = Data(source=f"hfids/{folders}", val_split="test", train_samples=12, val_samples=12, image_size=32, workers=0)
     stream = open_source(data, "train")
     assert isinstance(stream, Stream)
     assert stream.classes == ["Cat", "dog"]
-    read = list(train_batches(stream, data, batch=4, group=2, updates=6, seed=0, rank=0, processes=1, start=0))
+    read = list(
+        train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, first_update=0)
+    )
     assert len(read) == 12
-    again = list(train_batches(stream, data, batch=4, group=2, updates=6, seed=0, rank=0, processes=1, start=3))
+    again = list(
+        train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, first_update=3)
+    )
     assert len(again) == 6
     assert all((one.images == other.images).all() for one, other in zip(read[6:], again, strict=True))  # a new epoch
     evaluated = [batch.labels for batch in eval_batches(open_source(data, "val"), data, batch=5, rank=0, processes=1)]
@@ -73,7 +77,7 @@ def test_web_dataset(tmp_path: Path) -> None:
                     info = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    data = Data(data="wds", root=str(tmp_path), train_split="train-{0000..0001}.tar", image_size=32, workers=0)
+    data = Data(source="wds", root=str(tmp_path), train_split="train-{0000..0001}.tar", image_size=32, workers=0)
     with pytest.raises(ValueError, match="--train-samples"):
         open_source(data, "train")
     with pytest.raises(ValueError, match="--classes"):
@@ -81,7 +85,9 @@ def test_web_dataset(tmp_path: Path) -> None:
     data = Data(**{**vars(data), "train_samples": 16, "classes": 3})
     source = open_source(data, "train")
     assert len(source) == 16
-    read = list(train_batches(source, data, batch=4, group=2, updates=8, seed=0, rank=0, processes=1, start=0))
+    read = list(
+        train_batches(source, data, batch=4, micro_batch=2, updates=8, seed=0, rank=0, processes=1, first_update=0)
+    )
     assert len(read) == 16
     assert {int(label) for batch in read for label in batch.labels} == {0, 1, 2}
 
@@ -102,13 +108,13 @@ def test_torchvision_s_cars(tmp_path: Path) -> None:
             image(60 * number).save(root / folder / f"{number}.png")
             rows[number] = (f"{number}.png", 1 + number % 2)
         savemat(root / name, {"annotations": rows})
-    source = open_source(Data(data="torch/stanford_cars", root=str(tmp_path)), "val")
+    source = open_source(Data(source="torch/stanford_cars", root=str(tmp_path)), "val")
     assert source.classes == ["Audi", "BMW"]
     assert [source.load(index)[1] for index in range(4)] == [0, 1, 0, 1]
 
 
 def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="did you mean cifar10"):
-        open_source(Data(data="torch/cifar11"), "train")
+        open_source(Data(source="torch/cifar11"), "train")
     with pytest.raises(ValueError, match="there is no folder"):
-        open_source(Data(data="nowhere"), "train")
+        open_source(Data(source="nowhere"), "train")

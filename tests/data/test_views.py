@@ -11,7 +11,7 @@ from PIL import Image
 from labelflow.data import Data, World, eval_batches, train_batches, train_transform
 from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, load_sample
 
-HOW = {"batch": 12, "group": 3, "updates": 9, "seed": 1}
+HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
 
 
 def updates(batches: TrainBatches, groups: int) -> list[list[list[Draw]]]:
@@ -22,7 +22,7 @@ def updates(batches: TrainBatches, groups: int) -> list[list[list[Draw]]]:
 @given(start=st.integers(0, 9), repeats=st.integers(1, 4), samples=st.integers(12, 50))
 def test_they_start_anywhere(start: int, repeats: int, samples: int) -> None:
     whole = list(TrainBatches(samples, **HOW, repeats=repeats))
-    rest = TrainBatches(samples, **HOW, repeats=repeats, start=start)
+    rest = TrainBatches(samples, **HOW, repeats=repeats, first_update=start)
     assert list(rest) == whole[start * 4 :]
     assert len(rest) == len(list(rest))
 
@@ -53,7 +53,9 @@ def test_repeats_come_in_different_groups_and_look_different() -> None:
     assert set(Counter(draw.sample for draw in first_epoch).values()) == {3}
     assert all(len({draw.sample for draw in group}) == len(group) for group in batches)
     data = Data(image_size=32, repeats=3, workers=0)
-    read = list(train_batches(World("train", 40, 32), data, **HOW | {"updates": 1}, rank=0, processes=1, start=0))
+    read = list(
+        train_batches(World("train", 40, 32), data, **HOW | {"updates": 1}, rank=0, processes=1, first_update=0)
+    )
     images, samples = torch.cat([b.images for b in read]), [draw.sample for group in batches[:4] for draw in group]
     for sample in set(samples):
         copies = images[[place for place, one in enumerate(samples) if one == sample]]
@@ -66,7 +68,7 @@ def test_the_number_of_workers_makes_no_difference(workers: int) -> None:
     def read(workers: int) -> list[torch.Tensor]:
         data = Data(image_size=32, workers=workers)
         source = World("train", 40, 32)
-        batches = train_batches(source, data, **HOW | {"updates": 4}, rank=0, processes=1, start=1)
+        batches = train_batches(source, data, **HOW | {"updates": 4}, rank=0, processes=1, first_update=1)
         return [batch.images for batch in batches]
 
     alone, helped = read(0), read(workers)
@@ -91,7 +93,7 @@ def test_an_evaluation_can_be_read_again() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"group": 5}, "cannot be cut"),
+        ({"micro_batch": 5}, "cannot be cut"),
         ({"processes": 3}, "multiple of 9"),
         ({"batch": 60}, "smaller batch"),
     ],

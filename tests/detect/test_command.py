@@ -14,7 +14,19 @@ pytest.importorskip("faster_coco_eval")
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=16, depth=4, num_heads=2)"
 TINY = ["--backbone", SWIN, "--channels", "8", "--hidden", "16", "--samples", "8", "--proposals", "20", "--sides", "32"]
-TINY += ["--short-side", "32", "--workers", "0", "--epochs", "1", "--warmup-epochs", "0", "--batch", "2", "--group"]
+TINY += [
+    "--short-side",
+    "32",
+    "--workers",
+    "0",
+    "--epochs",
+    "1",
+    "--warmup-epochs",
+    "0",
+    "--batch",
+    "2",
+    "--micro-batch",
+]
 TINY += ["2"]
 
 
@@ -47,7 +59,12 @@ REFUSED: list[tuple[str, Spoil, list[str], str]] = [
     ("train", lambda told: told["annotations"][0].update(category_id=[1]), [], "category_id [1], which categories"),
     ("train", lambda told: told["images"][0].update(file_name=["1.png"]), [], "file_name of image 1 must be a string"),
     ("train", lambda told: None, ["--backbone", VIT], "needs levels at strides 4, 8, 16 and 32; those of vit_tiny"),
-    ("train", lambda told: None, ["--batch", "4", "--group", "4"], "batch of 4 is more than the 2 training samples"),
+    (
+        "train",
+        lambda told: None,
+        ["--batch", "4", "--micro-batch", "4"],
+        "batch of 4 is more than the 2 training samples",
+    ),
     ("train", lambda told: None, ["--channels", "0"], "channels must be at least 1, not 0"),
 ]
 

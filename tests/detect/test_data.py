@@ -49,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_coco_is_read(folder: Path) -> None:
-    data = DetectData(data=str(folder))
+    data = DetectData(source=str(folder))
     train, val = open_source(data, "train"), open_source(data, "val")
     assert (train.classes, train.categories) == (["strip", "square"], [7, 90])
     assert (len(train), len(val)) == (2, 4)  # a crowd alone is nothing to train on, and neither is nothing
-    assert len(open_source(DetectData(data=str(folder), keep_empty=True), "train")) == 4
+    assert len(open_source(DetectData(source=str(folder), keep_empty=True), "train")) == 4
     sample = train.load(0)
     assert_close(sample.boxes, torch.tensor([[4.0, 6, 14, 14], [20, 5, 22, 15]]))
     assert (sample.labels.tolist(), sample.number) == ([1, 0], 10)
@@ -72,17 +72,17 @@ def test_other_names_are_found_or_asked_for(folder: Path) -> None:
     annotations = folder / "annotations/instances_train2017.json"
     (folder / "annotations/instances_train_more.json").write_text(annotations.read_text())
     with pytest.raises(ValueError, match=r"several annotation files for 'train'.*--train-json"):
-        open_source(DetectData(data=str(folder)), "train")
-    given = DetectData(data=str(folder), train_json="annotations/instances_train_more.json")
+        open_source(DetectData(source=str(folder)), "train")
+    given = DetectData(source=str(folder), train_json="annotations/instances_train_more.json")
     with pytest.raises(ValueError, match=r"1\.png, an image of .*--train-images"):
         open_source(given, "train")
-    given = DetectData(data=str(folder), train_json=str(annotations), train_images="val2017")
+    given = DetectData(source=str(folder), train_json=str(annotations), train_images="val2017")
     assert Path(open_source(given, "train").name(0)) == folder / "val2017/1.png"
     (folder / "train2017").rename(folder / "train")
     (folder / "train/_annotations.coco.json").write_text(json.dumps(content()))
     for path in (folder / "annotations").glob("*train*"):
         path.unlink()
-    assert len(open_source(DetectData(data=str(folder)), "train")) == 2
+    assert len(open_source(DetectData(source=str(folder)), "train")) == 2
 
 
 Spoil = Callable[[dict[str, Any]], object]
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_refused_at_once(folder: Path, message: str, spoil: Spo
     spoil(spoilt)
     (folder / "annotations/instances_train2017.json").write_text(json.dumps(spoilt))
     with pytest.raises(ValueError, match=message):
-        open_source(DetectData(data=str(folder)), "train")
+        open_source(DetectData(source=str(folder)), "train")
 
 
 def test_there_must_be_something_to_evaluate_on(folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_there_must_be_something_to_evaluate_on(folder: Path) -> None:
     told["annotations"] = [one for one in told["annotations"] if one.get("iscrowd")]
     (folder / "annotations/instances_val2017.json").write_text(json.dumps(told))
     with pytest.raises(ValueError, match=r"no objects to evaluate on \(crowds don't count\)"):
-        open_source(DetectData(data=str(folder)), "val")
+        open_source(DetectData(source=str(folder)), "val")
 
 
 def test_bad_objects_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_bad_objects_can_be_dropped_and_rounding_is_no_fault(folder: Path) -> No
     told["annotations"][0]["bbox"] = [4, 6, 0, 8]
     told["annotations"][1]["bbox"] = [-0.4, 5, 41, 25.5]
     (folder / "annotations/instances_train2017.json").write_text(json.dumps(told))
-    source = open_source(DetectData(data=str(folder), bad_objects="drop"), "train")
+    source = open_source(DetectData(source=str(folder), bad_objects="drop"), "train")
     assert_close(source.load(0).boxes, torch.tensor([[0.0, 5, 40, 30]]))
     assert source.dropped == 1
 
@@ -172,8 +172,8 @@ def test_what_is_dropped_is_neither_seen_nor_true(folder: Path, spoil: Spoil, pr
     for split in ("train", "val"):
         (folder / f"annotations/instances_{split}2017.json").write_text(json.dumps(told))
         with pytest.raises(ValueError, match=rf"annotation 1\b.*{problem}.*--bad-objects drop"):
-            open_source(DetectData(data=str(folder)), split)
-    data = DetectData(data=str(folder), bad_objects="drop")
+            open_source(DetectData(source=str(folder)), split)
+    data = DetectData(source=str(folder), bad_objects="drop")
     train, val = open_source(data, "train"), open_source(data, "val")
     assert (train.dropped, val.dropped) == (1, 1)
     assert train.load(0).labels.tolist() == val.load(0).labels.tolist() == [0]
@@ -183,7 +183,7 @@ def test_what_is_dropped_is_neither_seen_nor_true(folder: Path, spoil: Spoil, pr
 def test_areas_are_drawn_once_and_training_keeps_only_what_it_loads(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = DetectData(data=str(folder))
+    data = DetectData(source=str(folder))
     val, train = open_source(data, "val"), open_source(data, "train")
     first = [one["area"] for one in val.truth()["annotations"]]
     assert first == [80, 20, 20, 20, 20]
@@ -209,7 +209,7 @@ def test_packed_items_are_as_they_were() -> None:
 
 def test_an_image_of_another_size_is_told_and_skipped(folder: Path) -> None:
     Image.new("RGB", (41, 30)).save(folder / "val2017/2.png")
-    data = DetectData(data=str(folder), workers=0)
+    data = DetectData(source=str(folder), workers=0)
     (batch,) = eval_batches(open_source(data, "val"), data, batch=4)
     assert batch.weights == [1, 0, 1, 1]
     assert "has 30×41 pixels" in batch.problems[0]
@@ -221,11 +221,11 @@ def extent(mask: Tensor) -> list[float]:
 
 
 def world_sample() -> Sample:
-    return open_source(DetectData(data="world(train=4, val=4, size=64)"), "train").load(2)
+    return open_source(DetectData(source="world(train=4, val=4, size=64)"), "train").load(2)
 
 
 def test_the_world_tells_boxes_classes_and_masks() -> None:
-    source = open_source(DetectData(data="world(train=4, val=4, size=64)"), "val")
+    source = open_source(DetectData(source="world(train=4, val=4, size=64)"), "val")
     sample = source.load(3)
     assert sample.labels[0] == 3
     assert_close(sample.boxes, torch.tensor([extent(mask) for mask in sample.masks], dtype=torch.float32))
@@ -271,10 +271,10 @@ def test_a_crop_leaves_out_what_it_does_not_show() -> None:
 
 
 def test_batches_start_anywhere_and_every_image_is_evaluated_once() -> None:
-    data = DetectData(data="world(train=5, val=3, size=32)", **SMALL)
+    data = DetectData(source="world(train=5, val=3, size=32)", **SMALL)
     train, val = open_source(data, "train"), open_source(data, "val")
-    whole = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5))
-    late = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, start=2))
+    whole = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5))
+    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, first_update=2))
     assert_close([batch.images for batch in whole[4:]], [batch.images for batch in late])
     assert_close([batch.targets for batch in whole[4:]], [batch.targets for batch in late])
     assert 0 <= whole[0].images[0].min() <= whole[0].images[0].max() <= 1

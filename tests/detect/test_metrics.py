@@ -129,7 +129,7 @@ def naive_ap(truth: dict[str, Any], results: list[dict[str, Any]], threshold: fl
 @pytest.fixture(scope="module")
 def guesses() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The truth of some scenes, and noisy detections."""
-    source = open_source(DetectData(data="world(train=1, val=24, size=64, objects=3)"), "val")
+    source = open_source(DetectData(source="world(train=1, val=24, size=64, objects=3)"), "val")
     generator = torch.Generator().manual_seed(2)
     results = []
     for number in range(24):
@@ -197,7 +197,7 @@ def test_on_real_photographs_the_truth_itself_is_perfect(tmp_path: Path) -> None
 
     with zipfile.ZipFile(archive) as file:
         file.extractall(tmp_path, [name for name in file.namelist() if "val2017" in name])
-    source = open_source(DetectData(data=str(tmp_path)), "val")
+    source = open_source(DetectData(source=str(tmp_path)), "val")
     generator = torch.Generator().manual_seed(4)
     perfect, worse = Detections(), Detections()
     for index in range(0, 80, 4):

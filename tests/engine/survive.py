@@ -1,6 +1,6 @@
 """Kill a training run and resume it, again and again: does it end with the same weights as one that was left alone?
 
-    python tests/engine/survive.py FOLDER train 12 segment 2 detect 2
+    python tests/engine/survive.py FOLDER classify 12 segment 2 detect 2
 
 The parent only imports and forks (torch's threads do not survive a fork), so that a trial costs no start-up.
 """
@@ -28,28 +28,30 @@ from labelflow.tasks import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, trai
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import SegmentData
 
-TRAINING = Training(epochs=4, batch=16, group=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
-SHORT = replace(TRAINING, epochs=2, batch=8, group=4, save_updates=1)
+TRAINING = Training(epochs=4, batch=16, micro_batch=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
+SHORT = replace(TRAINING, epochs=2, batch=8, micro_batch=4, save_updates=1)
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 RECIPES: dict[str, AnyRecipe] = {
-    "train": Recipe(
+    "classify": Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         drop_path=0.2,
         mixer="0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)",
-        data=Data(data="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
+        data=Data(source="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
         training=TRAINING,
     ),
     "segment": SegmentRecipe(
         backbone=SWIN,
         width=8,
-        data=SegmentData(data="world(train=24, val=4, size=64)", short=64, crop=48),
+        data=SegmentData(source="world(train=24, val=4, size=64)", short=64, crop=48),
         training=SHORT,
     ),
     "detect": DetectRecipe(
         backbone=SWIN,
         short_side=64,
         sizes=Sizes(channels=8, hidden=16, samples=8, proposals=20),
-        data=DetectData(data="world(train=24, val=4, size=64)", sides=(64, 80), crop_sides=(80,), crop_range=(48, 64)),
+        data=DetectData(
+            source="world(train=24, val=4, size=64)", sides=(64, 80), crop_sides=(80,), crop_range=(48, 64)
+        ),
         training=SHORT,
     ),
 }

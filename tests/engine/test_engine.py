@@ -29,8 +29,8 @@ from labelflow.tasks.classify import measure
 
 TINY = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
-    data=Data(data="world(train=48, val=20)", image_size=32, test_crop=1.0, workers=0),
-    training=Training(epochs=2, batch=16, group=8, warmup_epochs=1, log_updates=1),
+    data=Data(source="world(train=48, val=20)", image_size=32, test_crop=1.0, workers=0),
+    training=Training(epochs=2, batch=16, micro_batch=8, warmup_epochs=1, log_updates=1),
 )
 
 
@@ -160,7 +160,7 @@ def test_a_run_on_a_stream(tmp_path: Path) -> None:
             (tmp_path / "set" / split / name).mkdir(parents=True)
             for number in range(8):
                 Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / "set" / split / name / f"{number}.png")
-    how = {"data": f"hfids/{tmp_path / 'set'}", "val_split": "validation", "train_samples": 16, "val_samples": 16}
+    how = {"source": f"hfids/{tmp_path / 'set'}", "val_split": "validation", "train_samples": 16, "val_samples": 16}
     metrics = train_run(TINY.change(**how), tmp_path / "run", resume=False)
     assert 0 <= metrics["top1"] <= 100
 
@@ -244,7 +244,7 @@ class TestFolders:
                 for number in range(8):
                     Image.new("RGB", (50, 50), (number, 0, 0)).save(tmp_path / "data" / split / name / f"{number}.png")
         tuned = TINY.change(
-            start=str(tmp_path / "run"), data=str(tmp_path / "data"), image_size=48, epochs=1, warmup_epochs=0, lr=0.0
+            init=str(tmp_path / "run"), source=str(tmp_path / "data"), image_size=48, epochs=1, warmup_epochs=0, lr=0.0
         )
         train_run(tuned, tmp_path / "tuned", resume=False)
         before, after = load_run(tmp_path / "run").model, load_run(tmp_path / "tuned").model
@@ -258,20 +258,20 @@ class TestFolders:
 
     def test_a_checkpoint_of_another_model(self, tmp_path: Path) -> None:
         train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
-        deeper = TINY.change(model=TINY.model.replace("depth=2", "depth=3"), start=str(tmp_path / "run"))
+        deeper = TINY.change(model=TINY.model.replace("depth=2", "depth=3"), init=str(tmp_path / "run"))
         with pytest.raises(ValueError, match="weights of another model"):
             train_run(deeper, tmp_path / "x", resume=False)
         card = Run(tmp_path / "run").read("model.json")
         weights = {f"backbone.{key}": value for key, value in load_run(tmp_path / "run").model.state_dict().items()}
         torch.save(weights, tmp_path / "wrapped.pt")
         with pytest.raises(ValueError, match="weights of another model"):
-            create(card["model"], start=str(tmp_path / "wrapped.pt"), **card["arguments"])
+            create(card["model"], init=str(tmp_path / "wrapped.pt"), **card["arguments"])
         with pytest.raises(ValueError, match="weights of another model"):  # with other classes, too
-            create(card["model"], start=str(tmp_path / "wrapped.pt"), **{**card["arguments"], "num_classes": 3})
+            create(card["model"], init=str(tmp_path / "wrapped.pt"), **{**card["arguments"], "num_classes": 3})
         with pytest.raises(ValueError, match="weights of another model"):
-            train_run(TINY.change(start=str(tmp_path / "run"), model="pvt_v2_b0"), tmp_path / "x", resume=False)
+            train_run(TINY.change(init=str(tmp_path / "run"), model="pvt_v2_b0"), tmp_path / "x", resume=False)
         with pytest.raises(ValueError, match="no checkpoint"):
-            train_run(TINY.change(start="nowhere.pt"), tmp_path / "x", resume=False)
+            train_run(TINY.change(init="nowhere.pt"), tmp_path / "x", resume=False)
         (tmp_path / "bad.safetensors").write_text("no weights")
         with pytest.raises(ValueError, match="can be read"):
-            train_run(TINY.change(start=str(tmp_path / "bad.safetensors")), tmp_path / "x", resume=False)
+            train_run(TINY.change(init=str(tmp_path / "bad.safetensors")), tmp_path / "x", resume=False)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-KILLS = {"train": 12, "segment": 2, "detect": 2}  # half of them in the middle of a save
+KILLS = {"classify": 12, "segment": 2, "detect": 2}  # half of them in the middle of a save
 
 
 def test_killed_runs_end_alike(tmp_path: Path) -> None:

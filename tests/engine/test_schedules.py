@@ -17,7 +17,7 @@ from labelflow.engine.optim import make_optimizer, make_schedule, norms_apart
 def rates(per_epoch: int, **settings: Any) -> list[float]:
     """The learning rate of every update, asked in a random order: it is a function of the update's number alone."""
     counted = {"epochs": 0} if "updates" in settings else {}
-    training = Training(batch=8, group=8, lr_batch=0, **counted, **settings)
+    training = Training(batch=8, micro_batch=8, lr_batch=0, **counted, **settings)
     length = training.updates or training.epochs * per_epoch
     optimizer = make_optimizer(nn.Linear(2, 2), training)
     schedule = make_schedule(optimizer, training, per_epoch)

@@ -15,8 +15,8 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
+from labelflow.commands.explore import address, examples, listen, offered
 from labelflow.explore import Choice, Shelf, make_app
-from labelflow.explore_command import address, examples, listen, offered
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)"
 CAIT = "cait_xxs24_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"

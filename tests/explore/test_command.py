@@ -16,10 +16,11 @@ from torch import nn
 
 pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 
-from labelflow import explore_command
+import labelflow.analysis.subjects
 from labelflow.analysis.subjects import load_subject
+from labelflow.commands import explore as explore_command
+from labelflow.commands.explore import address, examples, explore, listen, offered
 from labelflow.explore import try_out
-from labelflow.explore_command import address, examples, explore, listen, offered
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
 
@@ -39,11 +40,11 @@ def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "runs/quickstart/recipe.json").touch()
     asked = []
 
-    def load(name: str, start: str) -> Any:
+    def load(name: str, init: str) -> Any:
         asked.append(name)
         raise ValueError("enough")
 
-    monkeypatch.setattr(explore_command, "load_subject", load)
+    monkeypatch.setattr(labelflow.analysis.subjects, "load_subject", load)
     with pytest.raises(ValueError, match="enough"):
         offered(())
     assert asked == ["runs/quickstart"]

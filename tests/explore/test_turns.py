@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 import uvicorn
 
+from labelflow.commands.explore import listen
 from labelflow.data import Data
 from labelflow.data.world import World
 from labelflow.explore import Choice, Shelf, make_app, server, uploads
-from labelflow.explore_command import listen
 
 PICTURES = [World("val", 2, size=32).load(index)[0] for index in range(2)]
 QUESTION = {"model": 0, "own": "example-0", "partner": "example-1", "box": [0, 0, 0.5, 0.5]}

@@ -16,8 +16,8 @@ from labelflow.analysis.ratio import layer_ratios
 from labelflow.analysis.rmse import alignment_rmse
 from labelflow.analysis.subjects import images_of, load_subject, pairs_of
 from labelflow.cli import main
+from labelflow.commands.figure import split
 from labelflow.data import open_source
-from labelflow.figure_command import split
 from labelflow.figures import FIGURES, Asked, aligned, annotators, dense, mixtoken, ratio, relevance, rmse
 from labelflow.figures.base import as_json
 from labelflow.labels import Store
@@ -35,9 +35,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny = find("quickstart").recipe.change(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         image_size=32,
-        data=WORLD,
+        source=WORLD,
         batch=8,
-        group=8,
+        micro_batch=8,
         epochs=2,
         warmup_epochs=0,
         workers=0,

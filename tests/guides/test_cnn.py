@@ -73,7 +73,7 @@ def test_a_cat_attracts_the_cells() -> None:
     small = nn.functional.interpolate(cat[..., 20:290, 100:370], (96, 96), mode="bilinear", antialias=True)[0]
     colours[0, :, :96, 128:] = small
     colours[1, :, 128:, :96] = small
-    mixer = make_mixer("attentive_cutmix(model='tf_efficientnet_lite0', start='packaged')")
+    mixer = make_mixer("attentive_cutmix(model='tf_efficientnet_lite0', init='packaged')")
     mix, _ = mix_batch(mixer, unmixed(colours))
     assert_close(mix.lam, torch.full((2,), 43 / 49))
     pasted = 1 - mix.tokens((7, 7))

@@ -31,7 +31,7 @@ from helpers import sharpen
 from labelflow.cli import main
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Annotator, Draft, Manifest, Store, label_view
-from labelflow.labels.annotate import best_scores, columns_of, place_logits
+from labelflow.labels.annotation import best_scores, columns_of, place_logits
 from labelflow.labels.sampling import seen_window
 from labelflow.sparse import TokenLabels
 from labelflow.tasks.annotation import make_annotator
@@ -224,7 +224,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
 @pytest.fixture(scope="module")
 def labels(photos: Path, checkpoints: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("labels") / "photos"
-    assert say("annotate", photos, *SMALL, "--start", checkpoints(2), "--out", out, "--top", 1) == 0
+    assert say("annotate", photos, *SMALL, "--init", checkpoints(2), "--out", out, "--top", 1) == 0
     return out
 
 
@@ -253,7 +253,7 @@ def test_kills_and_processes_leave_no_trace(photos: Path, checkpoints: Callable[
     kills = 14  # half of them at a step of writing
     command = [sys.executable, str(Path(__file__).parent / "disturbed.py"), str(tmp_path), str(kills), str(photos)]
     done = subprocess.run(
-        [*command, *SMALL, "--start", str(checkpoints(2)), "--shard", "2"], capture_output=True, text=True, timeout=300
+        [*command, *SMALL, "--init", str(checkpoints(2)), "--shard", "2"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two processes: identical" in done.stdout
@@ -269,7 +269,7 @@ def test_a_resumed_annotation_does_what_is_left(
     draft = Draft(tmp_path / "out", whole.manifest, whole.keys())
     maps = [whole.at(place) for place in draft.places(1)]
     draft.write(1, np.stack([one.scores for one in maps]), np.stack([one.classes for one in maps]))
-    command = ["annotate", photos, *SMALL, "--start", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
+    command = ["annotate", photos, *SMALL, "--init", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
     assert "is unfinished, 1 of 3 shards are there; resume it (--resume)" in refused(capsys, *command)
     assert "begun differently: seen was 'whole', not 'center(0.9)'" in refused(
         capsys, *command, "--resume", "--seen", "center(0.9)"
@@ -282,7 +282,7 @@ def test_a_resumed_annotation_does_what_is_left(
 def test_a_run_annotates_with_its_own_classes(tmp_path: Path) -> None:
     model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=3)"
     how = ["--data", "world(train=16, val=8)", "--model", model, "--image-size", 32, "--workers", 0]
-    how += ["--epochs", 1, "--warmup-epochs", 0, "--batch", 8, "--group", 8]
+    how += ["--epochs", 1, "--warmup-epochs", 0, "--batch", 8, "--micro-batch", 8]
     assert say("train", "small_vit_tl_align", *how, "--out", tmp_path / "run") == 0
     data = "world(train=5, val=3)"
     for split, count in (("train", 5), ("val", 3)):
@@ -304,7 +304,7 @@ def test_what_cannot_be_read(
     (data / "val" / "cat").mkdir(parents=True)
     damaged = data / "train" / "dog" / "1.png"
     damaged.write_bytes(damaged.read_bytes()[:300])
-    command = ["annotate", data, *SMALL, "--start", checkpoints(2), "--out"]
+    command = ["annotate", data, *SMALL, "--init", checkpoints(2), "--out"]
     assert f"cannot read {damaged}" in refused(capsys, *command, tmp_path / "none")
     assert say(*command, tmp_path / "one", "--skip-unreadable", 1) == 0
     assert f"skipped {damaged}" in capsys.readouterr().out
@@ -320,15 +320,15 @@ def test_mistakes_are_told_in_a_line(
     labels: Path, photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", tmp_path / "out"]
-    good = [*SMALL, "--start", checkpoints(2)]
-    many = [*SMALL, "--start", checkpoints(1000)]
+    good = [*SMALL, "--init", checkpoints(2)]
+    many = [*SMALL, "--init", checkpoints(1000)]
     told = refused(capsys, "annotate", photos, "--model", "resnet10x", *out)
     assert "timm has no model 'resnet10x'" in told
     assert "does not know 2 of the 2 classes (cat, dog); its own are like n01440764" in refused(
         capsys, "annotate", photos, *many, *out
     )
     assert "the classifier has 5 classes, the data 2, and nothing says which are which" in refused(
-        capsys, "annotate", photos, *SMALL, "--start", checkpoints(5), *out
+        capsys, "annotate", photos, *SMALL, "--init", checkpoints(5), *out
     )
     for stream in ("wds", "hfids/some/thing"):
         assert f"a stream such as {stream} does not name its samples" in refused(
@@ -339,15 +339,15 @@ def test_mistakes_are_told_in_a_line(
     (tmp_path / "mine" / "thesis.tex").write_text("")
     assert "holds other files (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
     assert "there is no folder" in refused(capsys, "annotate", tmp_path / "nowhere", *good, *out)
-    assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--start", "no.pt", *out)
+    assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--init", "no.pt", *out)
     assert "split must be train or val" in refused(capsys, "annotate", photos, *good, *out, "--split", "test")
     assert "top must be at least 1" in refused(capsys, "annotate", photos, *good, *out, "--top", 0)
     assert "seen must be 'whole' or like" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
     assert "there is no package with weights of resnet10t" in refused(
-        capsys, "annotate", photos, *SMALL, "--start", "packaged", *out
+        capsys, "annotate", photos, *SMALL, "--init", "packaged", *out
     )
     torch.save(timm.create_model("convnext_atto", num_classes=2).state_dict(), tmp_path / "atto.pt")
-    small = ["--model", "convnext_atto", "--start", tmp_path / "atto.pt", "--image-size", 16]
+    small = ["--model", "convnext_atto", "--init", tmp_path / "atto.pt", "--image-size", 16]
     assert "gives no scores at places of images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
     assert not (tmp_path / "out").exists()
 
@@ -371,7 +371,7 @@ def test_turned_and_odd_files_are_annotated_as_what_they_show(
     (tmp_path / "data" / "val").mkdir()
     (tmp_path / "data" / "val" / "cat").mkdir()
     out = tmp_path / "out"
-    assert say("annotate", tmp_path / "data", *SMALL, "--start", checkpoints(2), "--out", out) == 0
+    assert say("annotate", tmp_path / "data", *SMALL, "--init", checkpoints(2), "--out", out) == 0
     store = Store(out)
     for kind, example in (("cat", "cat/plain"), ("dog", "dog/coloured")):
         for key in [key for key in store.keys() if key.startswith(kind)]:  # noqa: SIM118
@@ -467,7 +467,7 @@ def test_draw(
         assert len(drawn.getcolors(1 << 24)) > 100
     assert "has no labels for" in refused(capsys, "labels", "draw", labels, photos, "--split", "val")
     half = ["--val-fraction", 0.5, "--split-seed", 3]
-    assert say("annotate", photos, *SMALL, "--start", checkpoints(2), "--out", tmp_path / "half", *half) == 0
+    assert say("annotate", photos, *SMALL, "--init", checkpoints(2), "--out", tmp_path / "half", *half) == 0
     assert say("labels", "draw", tmp_path / "half", photos, "--out", tmp_path / "half.png", *half) == 0
 
 
@@ -496,7 +496,7 @@ def test_photographs_get_the_labels_of_their_classes(trained: Annotator, tmp_pat
             folder = tmp_path / "data" / wnids[int(row["class"])]
             folder.mkdir(parents=True)
             (folder / f"{row['file'][:-5]}.jpeg").write_bytes(photographs.read(f"images/{row['file']}"))
-    command = ["annotate", tmp_path / "data", "--model", "tf_efficientnet_lite0", "--start", "packaged", "--workers", 0]
+    command = ["annotate", tmp_path / "data", "--model", "tf_efficientnet_lite0", "--init", "packaged", "--workers", 0]
     assert say(*command, "--out", tmp_path / "labels") == 0
     store = Store(tmp_path / "labels")
     assert (len(store), store.manifest.grid, store.manifest.weights) == (len(rows), (7, 7), "packaged")
@@ -529,7 +529,7 @@ def test_places_that_show_an_animal_are_labelled_as_one(trained: Annotator) -> N
 def test_a_whole_store_needs_no_second_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = timm.create_model("resnet10t", num_classes=10)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    how = ["annotate", "world(train=3, val=2)", "--model", "resnet10t", "--start", str(tmp_path / "weights.pth")]
+    how = ["annotate", "world(train=3, val=2)", "--model", "resnet10t", "--init", str(tmp_path / "weights.pth")]
     how += ["--image-size", "64", "--workers", "0", "--out", str(tmp_path / "labels")]
     assert main(how) == 0
     assert main([*how, "--resume"]) == 0

@@ -99,4 +99,4 @@ def test_bad_input() -> None:
         lf.AttentiveCutMix(pairing="roll")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"importance must have the shape \(B, h, w\)"):
         lf.AttentiveCutMix()(images, importance=torch.rand(2, 49))
-    assert lf.AttentiveCutMix().guide == "cnn(model='resnet50', start='pretrained', size=224)"
+    assert lf.AttentiveCutMix().guide == "cnn(model='resnet50', init='pretrained', size=224)"

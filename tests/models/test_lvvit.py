@@ -204,17 +204,17 @@ def test_released_weights_load(tmp_path: Path) -> None:
     arguments = {**SMALL, "img_size": 64, "num_classes": 5}
     for loaded in (
         timm.create_model("lvvit_s", checkpoint_path=path, **arguments),
-        create("lvvit_s", start=path, **arguments),
+        create("lvvit_s", init=path, **arguments),
     ):
         assert torch.equal(loaded.eval()(images()), model(images()))
-    plain = create("lvvit_s", start=path, **arguments, aux_head=False).eval()
+    plain = create("lvvit_s", init=path, **arguments, aux_head=False).eval()
     assert torch.equal(plain(images()), model.dense_logits(images())[0])
 
 
 def test_released_weights_load_at_another_size_and_for_other_classes(tmp_path: Path) -> None:
     model = small()
     path = str(released(model, tmp_path / "lvvit_s.pth.tar"))
-    other = create("lvvit_s", start=path, **SMALL, img_size=(96, 64), num_classes=3).eval()
+    other = create("lvvit_s", init=path, **SMALL, img_size=(96, 64), num_classes=3).eval()
     assert [part.shape for part in other.dense_logits(images(96, 64))] == [(2, 3), (2, 24, 3)]
     old, new = model.state_dict(), other.state_dict()
     same = set(old) - {"pos_embed", "head.weight", "head.bias", "aux_head.weight", "aux_head.bias"}
@@ -238,7 +238,7 @@ def test_a_file_that_would_execute_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a checkpoint that can be read"):
         read_weights(tmp_path / "trap.pth.tar")
     with pytest.raises(ValueError, match="not a checkpoint that can be read"):
-        create("lvvit_s", start=str(tmp_path / "trap.pth.tar"), **SMALL)
+        create("lvvit_s", init=str(tmp_path / "trap.pth.tar"), **SMALL)
     assert not sprung.exists()
     pickle.loads(pickle.dumps(Trap(sprung)))
     assert sprung.exists()  # so it would have

@@ -136,12 +136,12 @@ def test_weights_load_at_another_resolution_and_for_other_classes(name: str, tmp
     arguments = {**SMALL, "num_classes": 5}
     same = timm.create_model(name, **arguments, img_size=64, checkpoint_path=path).eval()
     assert torch.equal(same(images()), model(images()))
-    larger = create(name, start=path, **arguments, img_size=(96, 64)).eval()
+    larger = create(name, init=path, **arguments, img_size=(96, 64)).eval()
     grid = model.pos_embed[:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
     grid = nn.functional.interpolate(grid, (6, 4), mode="bicubic").flatten(2).transpose(1, 2)
     assert_close(larger.pos_embed, torch.cat([model.pos_embed[:, :1], grid], 1))
     assert_close(larger(images(96, 64)), model(images(96, 64)))  # resized when loaded, or in the forward pass
-    other = create(name, start=path, **SMALL, img_size=64, num_classes=3).eval()
+    other = create(name, init=path, **SMALL, img_size=64, num_classes=3).eval()
     assert_close(other.forward_features(images()), model.forward_features(images()))
     assert other(images()).shape == (2, 3)
     assert not other.pos_embed.requires_grad

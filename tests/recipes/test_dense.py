@@ -9,13 +9,13 @@ import pytest
 import timm
 
 from labelflow.cli import main
-from labelflow.data import check_groups
+from labelflow.data import check_micro_batches
 from labelflow.engine import Run
 from labelflow.recipes import ALL, DETECTORS, RECIPES, SEGMENTERS, Entry, find, find_any
 from labelflow.recipes.transfer import DATA, transferred_to
 from labelflow.spec import parse
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_any_recipe
+from labelflow.tasks.recipe import KINDS, read_any_recipe
 
 # TL-Align, Table 3: mIoU at one scale, without and with TL-Align
 TABLE_3 = {
@@ -70,10 +70,10 @@ def test_ade20k_settings(name: str) -> None:
     recipe, is_lvvit = find_any(name).recipe, "lvvit" in name
     training = recipe.training
     assert training.scaled_lr == 6e-5
-    assert picked(training, "optimizer batch group updates weight_decay schedule schedule_step clip ema") == {
+    assert picked(training, "optimizer batch micro_batch updates weight_decay schedule schedule_step clip ema") == {
         "optimizer": "adamw",
         "batch": 16,
-        "group": 2,  # on each of 8 devices
+        "micro_batch": 2,  # on each of 8 devices
         "updates": 160_000,
         "weight_decay": 0.01,
         "schedule": "linear",
@@ -108,10 +108,10 @@ def test_coco_settings(name: str) -> None:
     recipe = find_any(name).recipe
     training = recipe.training
     assert training.scaled_lr == 1e-4
-    assert picked(training, "optimizer batch group epochs updates weight_decay exempt schedule clip ema") == {
+    assert picked(training, "optimizer batch micro_batch epochs updates weight_decay exempt schedule clip ema") == {
         "optimizer": "adamw",
         "batch": 16,
-        "group": 2,
+        "micro_batch": 2,
         "epochs": 36,
         "updates": 0,
         "weight_decay": 0.05,
@@ -142,11 +142,11 @@ def test_backbones_and_what_they_start_from(name: str) -> None:
     """A run of ours that the same paper trained, of the same model; or weights of ImageNet-1k."""
     recipe = find_any(name).recipe
     model, arguments = parse(recipe.backbone)
-    if recipe.start == "pretrained":
+    if recipe.init == "pretrained":
         assert timm.get_pretrained_cfg(model).num_classes == 1000
         assert timm.get_pretrained_cfg(model).tag in ("ms_in1k", "fb_in1k")
     else:
-        trained = find(recipe.start.removeprefix("runs/")).recipe
+        trained = find(recipe.init.removeprefix("runs/")).recipe
         assert parse(trained.model).name == model
         kind = "tl_align" if name.endswith("tl_align") else "plain" if name.endswith("standard") else "token_label"
         assert parse(trained.target).name == kind
@@ -168,13 +168,13 @@ def test_every_recipe_says_where_it_comes_from_and_how_it_is_run(entry: Entry[An
     size = entry.name.partition("_")[2] if entry.name in OWN else ""
     folder = where.get(size, f"/path/to/{'ade20k' if verb == 'segment' else 'coco'}")
     assert entry.command.endswith(f"--data {folder}{' --precision bf16' * (not size)}" if folder else entry.name)
-    check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
+    check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("upernet_swin_tiny", "train", "of a segmenter, not of a classifier: labelflow segment upernet_swin_tiny"),
+        ("upernet_swin_tiny", "classify", "of a segmenter, not of a classifier: labelflow segment upernet_swin_tiny"),
         ("cascade_swin_tiny", "segment", "of a detector, not of a segmenter: labelflow detect cascade_swin_tiny"),
         ("deit_small", "detect", "of a classifier, not of a detector: labelflow train deit_small"),
         ("upernet_swin_tny", "segment", "there is no recipe 'upernet_swin_tny'; did you mean upernet_swin_tiny"),
@@ -185,7 +185,7 @@ def test_a_recipe_of_another_task_is_refused_with_the_right_command(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         find_any(name, asked)
-    assert main([asked, name]) == 2
+    assert main([KINDS[asked].command, name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
@@ -193,7 +193,8 @@ def test_a_recipe_of_another_task_is_refused_with_the_right_command(
 def test_what_is_offered_is_of_the_task() -> None:
     with pytest.raises(ValueError, match="there is no recipe") as told:
         find_any("xyz", "detect")
-    assert all(name in str(told.value) for name in DETECTORS)
+    named = str(told.value).partition("the nearest are ")[2].partition(" (labelflow list shows all)")[0]
+    assert {*named.split(", ")} <= DETECTORS.keys()
     assert not any(name in str(told.value) for name in SEGMENTERS)
     with pytest.raises(ValueError, match="not of a classifier"):
         find("segment_quickstart")
@@ -210,7 +211,7 @@ def test_list_and_show_tell_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "upernet_swin_tiny_tl_align"]) == 0
     shown = capsys.readouterr().out
     assert "reported: 44.7 % mIoU" in shown
-    assert "differs from upernet_swin_tiny:\n  start: 'pretrained' -> 'runs/swin_tiny_tl_align'\n\n" in shown
+    assert "differs from upernet_swin_tiny:\n  init: 'pretrained' -> 'runs/swin_tiny_tl_align'\n\n" in shown
     assert main(["show", "cascade_swin_base"]) == 0
     shown = capsys.readouterr().out
     assert "reported: 51.9 % box AP" in shown
@@ -227,7 +228,7 @@ def test_a_recipe_is_read_as_it_was_written(entry: Entry[Any], tmp_path: Path) -
     assert hash(found) == hash(entry.recipe)  # tuples, not lists
 
 
-def written_run(folder: Path, recipe: Any, kind: str = "train") -> str:
+def written_run(folder: Path, recipe: Any, kind: str = "classify") -> str:
     folder.mkdir()
     Run(folder).write("recipe.json", {"name": "", "task": kind, **asdict(recipe)})
     return str(folder)
@@ -236,9 +237,9 @@ def written_run(folder: Path, recipe: Any, kind: str = "train") -> str:
 class TestTransfer:
     def test_a_run_is_taken_as_it_is(self, tmp_path: Path) -> None:
         model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
-        trained = Recipe().change(model=model, image_size=64, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), data="world")
+        trained = Recipe().change(model=model, image_size=64, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), source="world")
         recipe = transferred_to(written_run(tmp_path / "vit", trained), "cifar100")
-        assert (recipe.model, recipe.start, recipe.data.data) == (model, str(tmp_path / "vit"), "torch/cifar100")
+        assert (recipe.model, recipe.init, recipe.data.source) == (model, str(tmp_path / "vit"), "torch/cifar100")
         assert picked(recipe.data, "image_size mean std") == picked(trained.data, "image_size mean std")
         assert recipe.target == "tl_align"
 
@@ -246,13 +247,13 @@ class TestTransfer:
     def test_settings_are_those_of_table_5(self, data: str) -> None:
         """DeiT-S under the command is the recipe, but for where it starts from."""
         ours, named = transferred_to("deit_small_patch16_224", data), find(f"deit_small_{data}_tl_align").recipe
-        assert ours.start == "pretrained"
-        assert ours == named.change(start="pretrained")
+        assert ours.init == "pretrained"
+        assert ours == named.change(init="pretrained")
 
     def test_other_models_and_data(self, tmp_path: Path) -> None:
         recipe = transferred_to("swin_tiny_patch4_window7_224", str(tmp_path))
-        assert (recipe.model, recipe.start) == ("swin_tiny_patch4_window7_224", "pretrained")
-        assert recipe.data.data == str(tmp_path)
+        assert (recipe.model, recipe.init) == ("swin_tiny_patch4_window7_224", "pretrained")
+        assert recipe.data.source == str(tmp_path)
         assert picked(recipe.training, "optimizer epochs batch") == {"optimizer": "sgd", "epochs": 1000, "batch": 768}
 
     def test_what_is_no_classifiers_run_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from labelflow.chance import generator
-from labelflow.data import Data, check_groups, open_source
+from labelflow.data import Data, check_micro_batches, open_source
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
@@ -121,7 +121,7 @@ def test_base_models_are_fine_tuned() -> None:
             "constant",
             1e-8,
         )
-        assert recipe.start == "pretrained"
+        assert recipe.init == "pretrained"
 
 
 def test_every_recipe_says_where_it_comes_from() -> None:
@@ -130,7 +130,7 @@ def test_every_recipe_says_where_it_comes_from() -> None:
         assert not entry.parent or entry.parent in RECIPES, entry.name
         assert entry.source or (entry.aim is None and not entry.paper), entry.name
         assert f"labelflow train {entry.name}" in entry.command
-        check_groups(entry.recipe.training.batch, entry.recipe.training.group, entry.gpus)
+        check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 
 def test_swin_starts_from_imagenet_1k() -> None:
@@ -153,7 +153,7 @@ SMALLER: dict[str, dict] = {
 }
 
 
-SMALL_CNN = "attentive_cutmix(model='resnet18', start='', size=32)"  # nothing is downloaded
+SMALL_CNN = "attentive_cutmix(model='resnet18', init='', size=32)"  # nothing is downloaded
 
 
 def smaller(recipe: Recipe, labels: Path) -> Recipe:
@@ -162,13 +162,13 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
     arguments |= SMALLER[name.split("_")[0]]
     return recipe.change(
         model=f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
-        start="",
-        data=WORLD,
+        init="",
+        source=WORLD,
         labels=str(labels) if recipe.data.labels else "",
         image_size=64 if name.startswith(("pvt", "resnest")) else 32,
         workers=0,
         batch=8,
-        group=4,
+        micro_batch=4,
         mixer=recipe.mixer.replace("patch=16", "patch=8").replace("attentive_cutmix", SMALL_CNN),
     )
 
@@ -176,7 +176,7 @@ def smaller(recipe: Recipe, labels: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random label maps of the world's training part."""
-    source = open_source(Data(data=WORLD), "train")
+    source = open_source(Data(source=WORLD), "train")
     classes = tuple(source.classes)
     manifest = Manifest("noise", "", 64, "whole", "rest", (4, 4), k=3, classes=classes, samples=len(source))
     draft = Draft(tmp_path_factory.mktemp("labels") / "store", manifest, [source.key(i) for i in range(len(source))])
@@ -194,7 +194,7 @@ def test_every_recipe_takes_a_real_step(name: str, labels: Path) -> None:
     schedule = make_schedule(optimizer, recipe.training, 3)
     schedule(3 * max(2, recipe.training.warmup_epochs))
     before = [parameter.detach().clone() for parameter in task.student.parameters()]
-    for batch in list(task.train_batches(updates=1, start=0, rank=0, processes=1)):
+    for batch in list(task.train_batches(updates=1, first_update=0, rank=0, processes=1)):
         loss = total(task.terms(task.student.train(), batch, generator(0)))
         loss.backward()
     assert loss.isfinite()

@@ -161,7 +161,7 @@ def test_fine_tuning(name: str) -> None:
     schedule = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=training.scaled_lr), training, 10)
     assert schedule(0) == 1e-6
     assert all(schedule(update) == pytest.approx(5e-6) for update in range(50, 300))
-    assert entry.recipe.start == f"runs/{entry.parent}"
+    assert entry.recipe.init == f"runs/{entry.parent}"
 
 
 def test_figures_4_and_5() -> None:

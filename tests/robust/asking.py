@@ -33,7 +33,7 @@ def write_asked(root: Path) -> None:
 
 
 def opened(folder: Path) -> Set:
-    return open_own(Data(data=str(folder / "images")), own=False, classes=())
+    return open_own(Data(source=str(folder / "images")), own=False, classes=())
 
 
 def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from golden_corruptions.make import write_textures
 from labelflow.cli import main
+from labelflow.commands.robust import _same
 from labelflow.data import Data, World
 from labelflow.engine import Training
+from labelflow.robust.corruption_error import ALEXNET
 from labelflow.robust.corruptions import CORRUPTIONS
-from labelflow.robust.mce import ALEXNET
 from labelflow.robust.sets import imagenet_classes
-from labelflow.robust_command import _same
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"
@@ -29,9 +29,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain model and one with TL-Align, trained a little on the sample world."""
     root = tmp_path_factory.mktemp("robust")
     data = Data(
-        data="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
+        source="world(train=256, val=40)", image_size=32, auto_augment="", erasing=0.0, color_jitter=0.0, workers=0
     )
-    training = Training(epochs=6, batch=32, group=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
+    training = Training(epochs=6, batch=32, micro_batch=32, warmup_epochs=0, ema=0.0, lr=0.003, lr_batch=0)
     for target in ("plain", "tl_align"):
         recipe = Recipe(
             model=MODEL, target=target, mixer="0.5*cutmix + 0.5*none", drop_path=0.0, data=data, training=training

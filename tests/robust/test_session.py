@@ -96,7 +96,7 @@ def test_labels_are_the_sets_own(folder: Path, tmp_path: Path) -> None:
     names = sorted(path.relative_to(table) for path in table.rglob("*.png"))
     lines = [f"{name},{'cab'[at % 3] if at else 2}" for at, name in enumerate(names)]  # by name or by number
     (table / "labels.csv").write_text("file,class\n" + "\n".join(reversed(lines)))
-    other = open_own(Data(data=str(table)), own=False, classes=("a", "b", "c"))
+    other = open_own(Data(source=str(table)), own=False, classes=("a", "b", "c"))
     asking.ask(found)
     ((answers,),) = asking.ask(other)
     assert asking.asked == 9
@@ -121,7 +121,7 @@ def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(folder / "images", broken)
     (broken / "b" / "4.png").write_bytes(b"no image")
-    found = open_own(Data(data=str(broken)), own=False, classes=())
+    found = open_own(Data(source=str(broken)), own=False, classes=())
     with pytest.raises(ValueError, match=r"cannot read .*4.png.*none was allowed"):
         session(folder, tmp_path, (0,)).ask(found)
     ((answers,),) = session(folder, tmp_path, (0,), skip_unreadable=1).ask(found)
@@ -137,7 +137,7 @@ def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
         Attacked(session(folder, tmp_path, (0,)), found, settings).measure()  # from what is kept
     os.remove(broken / "b" / "4.png")
     os.symlink("nowhere", broken / "b" / "4.png")
-    found = open_own(Data(data=str(broken)), own=False, classes=())
+    found = open_own(Data(source=str(broken)), own=False, classes=())
     ((answers,),) = session(folder, tmp_path, (0,), skip_unreadable=1).ask(found)
     assert answers.counts.sum() == 8
 
@@ -240,7 +240,7 @@ def test_models_see_as_timm_says(folder: Path, tmp_path: Path) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 80, 3), np.uint8))
     (tmp_path / "images" / "a").mkdir(parents=True)
     image.save(tmp_path / "images" / "a" / "1.png")
-    found = open_own(Data(data=str(tmp_path / "images")), own=False, classes=())
+    found = open_own(Data(source=str(tmp_path / "images")), own=False, classes=())
     one, other = (Pictures(found, model.look, (CLEAN,), 0)[0, 0].levels[0] for model in (judged, squashing))
     size = int(squashing.look.size / squashing.look.crop)
     whole = np.array(image.resize((size, size), Image.Resampling.BICUBIC))
@@ -282,7 +282,7 @@ def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path)
     images = tmp_path / "images"
     for name in "ab":
         shutil.copytree(folder / "images" / name, images / name)
-    found = open_own(Data(data=str(images)), own=False, classes=())
+    found = open_own(Data(source=str(images)), own=False, classes=())
     turned = replace(found, classes=("b", "a"))  # label 0 is now b
     asking = session(folder, tmp_path, (0,))
     model = asking.models[0]
@@ -332,7 +332,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
 
     def read(text: str, *classes: str) -> list[tuple[str, int]]:
         (tmp_path / "labels.csv").write_text(text, encoding="utf-8-sig")  # as Excel writes it
-        source = open_own(Data(data=str(tmp_path)), own=False, classes=classes).source
+        source = open_own(Data(source=str(tmp_path)), own=False, classes=classes).source
         return [(source.key(at), label) for at, (_, label) in enumerate(source.samples)]  # type: ignore[attr-defined]
 
     two = [("a/x.png", 0), ("b/y.png", 1)]

@@ -17,7 +17,7 @@ from labelflow.spec import parse
 
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=16, depth=4, num_heads=2)"
 TINY = ["--backbone", VIT, "--width", "8", "--crop", "32", "--short", "32", "--workers", "0", "--epochs", "1"]
-TINY += ["--warmup-epochs", "0", "--batch", "2", "--group", "2"]
+TINY += ["--warmup-epochs", "0", "--batch", "2", "--micro-batch", "2"]
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ REFUSED: list[tuple[Callable[[Path], object], list[str], str]] = [
     (lambda data: None, ["--classes", "2"], "has the class ids 2, which are not among the 2 classes"),
     (lambda data: (data / "classes.txt").write_text("sky"), [], "2 to 255 classes of different names, not 1"),
     (lambda data: (data / "masks/val/0.png").unlink(), [], "has no masks for 0"),
-    (lambda data: None, ["--group", "1"], "choose a --group of 2 or more"),
-    (lambda data: None, ["--batch", "8", "--group", "8"], "a batch of 8 is more than the 4 training samples"),
+    (lambda data: None, ["--micro-batch", "1"], "choose a --micro-batch of 2 or more"),
+    (lambda data: None, ["--batch", "8", "--micro-batch", "8"], "a batch of 8 is more than the 4 training samples"),
     (lambda data: None, ["--crop", "0"], "crop, short ≤ long, must be at least 1"),
     (lambda data: None, ["--warmup-updates", "2"], "a warm-up of 2 updates is not shorter than the run, 2"),
     (lambda data: None, ["--window", "16", "--stride", "24"], "a stride must not leave gaps"),
@@ -98,7 +98,7 @@ def test_a_run_of_another_task_is_no_backbone(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("how", ["backbone", "start"])
+@pytest.mark.parametrize("how", ["backbone", "init"])
 def test_a_run_that_saw_other_colours_says_which(
     how: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,8 +108,8 @@ def test_a_run_that_saw_other_colours_says_which(
     classifier = find_any("quickstart").recipe.change(model=VIT, mean=(0.5, 0.5, 0.5))
     model = create(name, **arguments, img_size=64)
     save_file(model.state_dict(), run / "best.safetensors")
-    Run(run).write("model.json", {"task": "train", "model": name, "arguments": {**arguments, "img_size": 64}})
-    Run(run).write("recipe.json", {"task": "train", **asdict(classifier)})
+    Run(run).write("model.json", {"task": "classify", "model": name, "arguments": {**arguments, "img_size": 64}})
+    Run(run).write("recipe.json", {"task": "classify", **asdict(classifier)})
     line = told_in_a_line([*starting("segment", folder), f"--{how}", str(run), "--out", str(out)], capsys)
     assert f"{run} was trained with another mean or std: use --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line
     assert not out.exists()

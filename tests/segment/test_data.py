@@ -44,14 +44,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_split_and_paired(folder: Path) -> None:
-    data = SegmentData(data=str(folder), val_fraction=0.3)
+    data = SegmentData(source=str(folder), val_fraction=0.3)
     train, val = open_source(data, "train"), open_source(data, "val")
     assert (len(train), len(val)) == (7, 3)
     assert not {train.name(i) for i in range(7)} & {val.name(i) for i in range(3)}
     assert train.classes == ["sky", "tree", "road"]
     sample = train.load(0)
     assert torch.equal(sample.image[0], sample.mask * 10)
-    other = open_source(SegmentData(data=str(folder), val_fraction=0.3, split_seed=1), "val")
+    other = open_source(SegmentData(source=str(folder), val_fraction=0.3, split_seed=1), "val")
     assert [other.name(i) for i in range(3)] != [val.name(i) for i in range(3)]
 
 
@@ -61,39 +61,43 @@ def test_train_and_val_folders(tmp_path: Path, order: str) -> None:
         where = order.format(split)
         for number in range(count):
             write(tmp_path, f"{where}/a/{number}.png", f"{where.replace('images', 'masks')}/a/{number}.png", 1)
-    data = SegmentData(data=str(tmp_path), classes="2")
+    data = SegmentData(source=str(tmp_path), classes="2")
     assert [len(open_source(data, split)) for split in ("train", "val")] == [3, 2]
 
 
 def test_ade20k_takes_zero_for_void_and_counts_from_one(tmp_path: Path) -> None:
     for part in ("training", "validation"):
         write(tmp_path, f"images/{part}/x.png", f"annotations/{part}/x.png", [0, 1, 2, 150] * 3)
-    source = open_source(SegmentData(data=str(tmp_path)), "val")
+    source = open_source(SegmentData(source=str(tmp_path)), "val")
     assert source.load(0).mask[0, :4].tolist() == [255, 0, 1, 149]
     assert (len(source.classes), source.classes[0]) == (150, "class 1")
     lines = ["Idx\tRatio\tTrain\tVal\tName", *(f"{number}\t0\t0\t0\tthing {number}" for number in range(1, 151))]
     (tmp_path / "objectInfo150.txt").write_text("\n".join(lines))
-    assert open_source(SegmentData(data=str(tmp_path)), "train").classes[149] == "thing 150"
+    assert open_source(SegmentData(source=str(tmp_path)), "train").classes[149] == "thing 150"
 
 
 def test_camvid_and_pets(tmp_path: Path) -> None:
     write(tmp_path / "camvid", "train/a.png", "trainannot/a.png", [0, 10, 11] * 4)
-    assert open_source(SegmentData(data=str(tmp_path / "camvid")), "train").load(0).mask[0, :3].tolist() == [0, 10, 255]
+    assert open_source(SegmentData(source=str(tmp_path / "camvid")), "train").load(0).mask[0, :3].tolist() == [
+        0,
+        10,
+        255,
+    ]
     write(tmp_path / "pets", "images/cat_1.png", "trimaps/cat_1.png", [1, 2, 3] * 4)
     write(tmp_path / "pets", "images/cat_2.png", "trimaps/cat_2.png", [1, 2, 3] * 4)
     (tmp_path / "pets/trainval.txt").write_text("cat_2 1 1 1\n")
-    pets = open_source(SegmentData(data=str(tmp_path / "pets")), "train")
+    pets = open_source(SegmentData(source=str(tmp_path / "pets")), "train")
     assert len(pets) == 1
     assert pets.load(0).mask[0, :3].tolist() == [1, 0, 255]
 
 
 def test_the_sample_world_needs_no_files() -> None:
-    source = open_source(SegmentData(data="world(train=3, val=2, size=48)"), "val")
+    source = open_source(SegmentData(source="world(train=3, val=2, size=48)"), "val")
     sample = source.load(1)
     assert (len(source), len(source.classes), sample.mask.shape) == (2, 11, (48, 48))
     assert 2 in sample.mask  # scene 1 shows class 1, after the background
     with pytest.raises(ValueError, match="train, val, seed, objects and size"):
-        open_source(SegmentData(data="world(length=3)"), "train")
+        open_source(SegmentData(source="world(length=3)"), "train")
 
 
 def _rgb(root: Path) -> None:
@@ -116,7 +120,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], dict[str, object]]] = [
     ("takes values away", lambda root: None, {"void": (2,)}),
     ("takes values away", lambda root: None, {"void": (-1,)}),
     ("no folder .*masks", lambda root: (root / "masks").rename(root / "elsewhere"), {}),
-    ("no folder nowhere", lambda root: None, {"data": "nowhere"}),
+    ("no folder nowhere", lambda root: None, {"source": "nowhere"}),
 ]
 
 
@@ -125,14 +129,14 @@ def test_what_does_not_fit_is_refused_at_once(
     folder: Path, message: str, spoil: Callable[[Path], object], settings: dict[str, object]
 ) -> None:
     spoil(folder)
-    data = SegmentData(**{"data": str(folder), **settings})
+    data = SegmentData(**{"source": str(folder), **settings})
     with pytest.raises(ValueError, match=message):
         [open_source(data, split) for split in ("train", "val")]
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float32])
 def test_masks_of_any_depth_mean_the_same(folder: Path, kind: type) -> None:
-    source = open_source(SegmentData(data=str(folder), void=(0, 200), classes="5"), "train")
+    source = open_source(SegmentData(source=str(folder), void=(0, 200), classes="5"), "train")
     ending = "png" if kind is np.uint8 else "tiff"
     path = folder / f"masks/mask.{ending}"
     source.pairs[0] = (source.pairs[0][0], path)
@@ -151,7 +155,7 @@ def test_masks_of_any_depth_mean_the_same(folder: Path, kind: type) -> None:
 
 
 def test_masks_of_one_bit(folder: Path) -> None:
-    source = open_source(SegmentData(data=str(folder)), "train")
+    source = open_source(SegmentData(source=str(folder)), "train")
     values = np.arange(120).reshape(10, 12) % 7 > 2
     Image.fromarray(values).save(source.pairs[0][1])
     assert source.mask(0).tolist() == values.astype(int).tolist()
@@ -161,7 +165,7 @@ def test_masks_of_one_bit(folder: Path) -> None:
 def test_sizes_are_checked_without_decoding_and_turned_images_are_turned(
     folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source(SegmentData(data=str(folder)), "train")
+    source = open_source(SegmentData(source=str(folder)), "train")
     path = folder / f"images/turned.{ending}"
     source.pairs = [(path, source.pairs[0][1])]
     turned = Image.Exif()
@@ -248,9 +252,9 @@ def test_hue_turns_by_a_tenth_at_most_and_value_stays() -> None:
 
 def test_masks_are_long_on_a_device() -> None:
     """Small on their way there, and what losses need."""
-    data = SegmentData(data="world(train=4, val=2, size=32)", crop=16, short=32, workers=0)
+    data = SegmentData(source="world(train=4, val=2, size=32)", crop=16, short=32, workers=0)
     train, val = open_source(data, "train"), open_source(data, "val")
-    (batch,) = train_batches(train, data, batch=2, group=2, updates=1, seed=0)
+    (batch,) = train_batches(train, data, batch=2, micro_batch=2, updates=1, seed=0)
     (evaluated,) = eval_batches(val, data, batch=2)
     cpu = torch.device("cpu")
     assert (batch.masks.dtype, batch.to(cpu).masks.dtype) == (torch.uint8, torch.long)
@@ -263,7 +267,7 @@ def test_a_damaged_mask_does_not_hide_what_else_is_wrong(folder: Path) -> None:
     (folder / "masks/0.png").write_bytes(b"not an image")
     whole = (folder / "masks/1.png").read_bytes()
     (folder / "masks/1.png").write_bytes(whole[: len(whole) // 2])
-    data = SegmentData(data=str(folder), val_fraction=0.3)
+    data = SegmentData(source=str(folder), val_fraction=0.3)
     sources = [open_source(data, split) for split in ("train", "val")]
     assert sum(map(len, sources)) == 10
     write(folder, "images/9.png", "masks/9.png", 77)
@@ -272,15 +276,15 @@ def test_a_damaged_mask_does_not_hide_what_else_is_wrong(folder: Path) -> None:
 
 
 def test_batches_start_anywhere_and_every_sample_is_evaluated_once(folder: Path) -> None:
-    data = SegmentData(data=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
+    data = SegmentData(source=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
     train, val = open_source(data, "train"), open_source(data, "val")
-    whole = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5))
-    late = list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, start=2))
+    whole = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5))
+    late = list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, first_update=2))
     assert len(whole) == 6
     for one, two in zip(whole[4:], late, strict=True):
         assert_close(one, two)
     others = [
-        list(train_batches(train, data, batch=4, group=2, updates=3, seed=5, rank=r, processes=2)) for r in (0, 1)
+        list(train_batches(train, data, batch=4, micro_batch=2, updates=3, seed=5, rank=r, processes=2)) for r in (0, 1)
     ]
     assert_close(whole[0::2], others[0])
     assert_close(whole[1::2], others[1])
@@ -290,7 +294,7 @@ def test_batches_start_anywhere_and_every_sample_is_evaluated_once(folder: Path)
 
 
 def test_what_cannot_be_read_is_told_and_does_not_count(folder: Path) -> None:
-    data = SegmentData(data=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
+    data = SegmentData(source=str(folder), crop=8, short=10, val_fraction=0.3, **PLAIN)
     train, val = open_source(data, "train"), open_source(data, "val")
     for source in (train, val):
         Path(source.name(0)).write_bytes(b"not an image")
@@ -298,13 +302,13 @@ def test_what_cannot_be_read_is_told_and_does_not_count(folder: Path) -> None:
     assert [len(batch.problems) for batch in batches] == [1]
     assert Path(val.name(0)).name in batches[0].problems[0]
     assert (batches[0].masks[0] == 255).all()
-    seen = list(train_batches(train, data, batch=7, group=7, updates=1, seed=0))
+    seen = list(train_batches(train, data, batch=7, micro_batch=7, updates=1, seed=0))
     assert len(seen[0].problems) == 1
     assert seen[0].images.shape == (7, 3, 8, 8)
 
 
 def test_a_view_is_a_function_of_seed_epoch_and_position() -> None:
-    data = SegmentData(data="world(train=1, val=1, size=32)", crop=16, short=32, workers=0)
+    data = SegmentData(source="world(train=1, val=1, size=32)", crop=16, short=32, workers=0)
     source = open_source(data, "train")
     draws = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]
     seen = [

@@ -330,7 +330,7 @@ def saved_classifier(spec: str, folder: Path) -> tuple[nn.Module, str]:
 @pytest.mark.parametrize("backbone", FAMILIES, ids=name_of)
 def test_a_classifiers_weights_load(backbone: str, tmp_path: Path) -> None:
     classifier, file = saved_classifier(backbone, tmp_path)
-    levels = make_levels(backbone, start=file)
+    levels = make_levels(backbone, init=file)
     given = classifier.state_dict()
     assert not {name for name, value in levels.model.state_dict().items() if not torch.equal(value, given[name])}
     left = {name.split(".")[0] for name in given.keys() - levels.model.state_dict().keys()}
@@ -341,7 +341,7 @@ def test_a_classifiers_weights_load(backbone: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("backbone", [PVT, DEIT, FAMILIES[-1]], ids=name_of)
 def test_features_are_the_classifiers_own(backbone: str, tmp_path: Path) -> None:
     classifier, file = saved_classifier(backbone, tmp_path)
-    levels = make_levels(backbone, start=file).eval()
+    levels = make_levels(backbone, init=file).eval()
     levels.outs = nn.ModuleList(nn.Identity() for _ in levels.outs)
     side = 64 if "img_size" in backbone else 224
     images = torch.randn(2, 3, side, side)
@@ -352,7 +352,7 @@ def test_features_are_the_classifiers_own(backbone: str, tmp_path: Path) -> None
 @torch.no_grad()
 def test_levels_of_swin_are_its_stages_with_a_norm(tmp_path: Path) -> None:
     classifier, file = saved_classifier(SWIN, tmp_path)
-    levels = make_levels(SWIN, start=file).eval()
+    levels = make_levels(SWIN, init=file).eval()
     images = torch.randn(2, 3, 224, 224)
     found = levels(images)
     for i, (stage, out) in enumerate(zip(classifier.forward_intermediates(images)[1][:3], levels.outs, strict=False)):
@@ -365,8 +365,8 @@ def test_levels_of_swin_are_its_stages_with_a_norm(tmp_path: Path) -> None:
 def test_positions_are_interpolated(backbone: str, tmp_path: Path) -> None:
     """A model made for larger images, with weights that timm fits to it, computes the same."""
     _, file = saved_classifier(backbone, tmp_path)
-    levels = make_levels(backbone, start=file).eval()
-    larger = make_levels(backbone.replace("img_size=64", "img_size=(96, 128)"), start=file).eval()
+    levels = make_levels(backbone, init=file).eval()
+    larger = make_levels(backbone.replace("img_size=64", "img_size=(96, 128)"), init=file).eval()
     larger.outs = levels.outs
     position = "pos_embed1" if backbone == PVT else "pos_embed"
     assert getattr(larger.model, position).shape != getattr(levels.model, position).shape
@@ -394,7 +394,7 @@ def test_tables_of_smaller_windows_are_fitted(tmp_path: Path) -> None:
     """Of a classifier whose images were too small for whole windows."""
     classifier, file = saved_classifier(f"{SWIN[:-1]}, img_size=64)", tmp_path)
     tables = {n: v for n, v in classifier.state_dict().items() if n.endswith("bias_table")}
-    fitted = make_levels(SWIN, start=file).model.state_dict()
+    fitted = make_levels(SWIN, init=file).model.state_dict()
     assert {len(table) for table in tables.values()} == {13 * 13, 7 * 7, 3 * 3}
     for name, table in tables.items():
         assert fitted[name].shape == (13 * 13, table.shape[1])
@@ -448,7 +448,7 @@ def drop_paths(levels: Levels) -> list[float]:
 
 def test_a_run_is_a_backbone(run: Path) -> None:
     given = load_file(run / "best.safetensors")
-    for levels in (make_levels(str(run)), make_levels("deit_tiny_patch16_224", start=str(run))):
+    for levels in (make_levels(str(run)), make_levels("deit_tiny_patch16_224", init=str(run))):
         assert all(torch.equal(value, given[name]) for name, value in levels.model.state_dict().items())
         assert not any(drop_paths(levels))  # not that of the classifier
     assert max(drop_paths(make_levels(str(run), drop_path=0.3))) == pytest.approx(0.3)
@@ -485,13 +485,13 @@ def test_lists_of_a_runs_card_are_as_good_as_tuples(tmp_path: Path) -> None:
 
 def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a run of deit_tiny_patch16_224, not of deit_small.*run itself as --back"):
-        make_levels("deit_small_patch16_224", start=str(run))
-    with pytest.raises(ValueError, match="brings its own weights: omit --start"):
-        make_levels(str(run), start="pretrained")
+        make_levels("deit_small_patch16_224", init=str(run))
+    with pytest.raises(ValueError, match="brings its own weights: omit --init"):
+        make_levels(str(run), init="pretrained")
     with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
         make_levels(str(tmp_path))
     with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
-        make_levels("deit_small_patch16_224", start=str(tmp_path))
+        make_levels("deit_small_patch16_224", init=str(tmp_path))
     with pytest.raises(ValueError, match="there is no folder runs/none; a backbone is a timm model or the folder"):
         make_levels("runs/none")
     for task in ("segment", "detect"):

@@ -24,13 +24,13 @@ measures = ["fluctuation"]
 only.tl_align = { lr = 0.002 }
 [experiments.world.settings]
 model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
-data = "world(train=32, val=20)"
+source = "world(train=32, val=20)"
 image_size = 32
 epochs = 2
 warmup_epochs = 0
 eval_epochs = 2
 batch = 16
-group = 16
+micro_batch = 16
 workers = 0
 
 [claims.gain]

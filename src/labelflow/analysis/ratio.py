@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from labelflow.adapters.registry import MODELS, known_model
 from labelflow.align import Aligned
 from labelflow.follow import Layer
-from labelflow.labels.annotate import place_logits
+from labelflow.labels.annotation import place_logits
 from labelflow.mix import Mix
 from labelflow.targets import TransMix
 from labelflow.tokens import sequence

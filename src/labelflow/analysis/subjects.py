@@ -71,10 +71,10 @@ class Subject:
         return update / max(1, self.card["samples"] // self.recipe.training.batch)
 
 
-def load_subject(name: str, start: str = "", weights: str = "best", data: str = "") -> Subject:
+def load_subject(name: str, init: str = "", weights: str = "best", data: str = "") -> Subject:
     """The folder of a run, or a timm model: "deit_small_patch16_224", "vit_tiny_patch16_224(img_size=64, depth=4)".
 
-    start: the weights of a timm model, '' for random ones, or pretrained, packaged, a file. weights: those of a run.
+    init: the weights of a timm model, '' for random ones, or pretrained, packaged, a file. weights: those of a run.
     data: other evaluation images than the run's own, or than the sample world's.
 
     >>> load_subject("vit_tiny_patch16_224(img_size=64, depth=1)").data.image_size
@@ -82,21 +82,21 @@ def load_subject(name: str, start: str = "", weights: str = "best", data: str = 
     """
     if (Path(name) / "recipe.json").exists():
         subject = of_run(load_run(name, weights), Path(name))
-        return replace(subject, data=replace(subject.data, data=data)) if data else subject
+        return replace(subject, data=replace(subject.data, source=data)) if data else subject
     if Path(name).exists() or "/" in name.partition("(")[0]:
         missing = "it has no recipe.json" if Path(name).exists() else "there is no such folder"
         raise ValueError(f"{name} is not a run: {missing}. Give a run's folder, or a model of timm's")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same each time
-        model = create(name, start).eval()
+        model = create(name, init).eval()
     seen: Any = model.pretrained_cfg
     size = parse(name)[1].get("img_size") or seen["input_size"][1:]
     height, width = (size, size) if isinstance(size, int) else size
     if height != width or getattr(model, "in_chans", 3) != 3:
         raise ValueError(f"{name} does not take square colour images, which figures show; they can't show it")
     mean, std = tuple(seen["mean"]), tuple(seen["std"])
-    settings = Data(data=data or WORLD, image_size=height, mean=mean, std=std, test_crop=1.0, workers=0)
-    return Subject(name, model, settings, [], trained=bool(start))
+    settings = Data(source=data or WORLD, image_size=height, mean=mean, std=std, test_crop=1.0, workers=0)
+    return Subject(name, model, settings, [], trained=bool(init))
 
 
 def of_run(loaded: Loaded[Recipe], folder: Path) -> Subject:
@@ -133,7 +133,7 @@ def images_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[
     data = subject.data
     source, transform = open_source(data, "val"), eval_transform(data)
     if subject.classes:
-        check_classes(subject.classes, list(source.classes), f"the data {data.data}")
+        check_classes(subject.classes, list(source.classes), f"the data {data.source}")
     if isinstance(source, Stream):
         taken = [(transform(image), label) for image, label in islice(source.open(0), count)]
         return [Seen(image, label, title(source.classes[label])) for image, label in taken]
@@ -156,7 +156,7 @@ def pairs_of(subject: Subject, count: int, files: Sequence[Path] = ()) -> list[t
         raise ValueError(f"images come in pairs, one after the other; {len(files)} were given")
     seen = images_of(subject, 2 * count + CANDIDATES, files)
     if len(seen) < 2:
-        raise ValueError(f"the evaluation data {subject.data.data} has no two images that can be read")
+        raise ValueError(f"the evaluation data {subject.data.source} has no two images that can be read")
     pairs: list[tuple[Seen, Seen]] = []
     while len(seen) > 1 and len(pairs) < count:
         own = seen.pop(0)

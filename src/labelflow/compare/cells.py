@@ -6,7 +6,6 @@ OUT/runs/METHOD-SEED-KEY/        its run
 
 import hashlib
 import json
-import os
 import re
 import sys
 import time
@@ -25,10 +24,12 @@ from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run, whole_file
 from labelflow.labels import Store
+from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.runs import FREE, flat
+from labelflow.tasks.recipe import flat
+from labelflow.tasks.runs import RESUME_MAY_CHANGE
 
 Result = dict[str, Any]  # what a cell came to, as in its file
 
@@ -36,9 +37,9 @@ Finish = Callable[
     ["Cell", Path, Result], Result
 ]  # from a cell, the folder of its run and its result to a fuller result
 # Where things lie; what lies there is part of a key by its content.
-PLACES = {"data", "root", "labels", "start"}
+PLACES = {"source", "root", "labels", "init"}
 # What only shows, names or compares results: it changes nothing that a run computes.
-SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|study)/|(cli|__main__|report|\w+_commands?)\.py$")
+SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|study|commands)/|(cli|__main__|report)\.py$")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Of all that decides what the cell computes, but not of where its files lie."""
-        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in FREE | PLACES}
+        settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in RESUME_MAY_CHANGE | PLACES}
         return _digest(json.dumps([settings, self.data, self.code], sort_keys=True))
 
     @property
@@ -93,7 +94,7 @@ def read_result(path: Path) -> Result:
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
     """Seed by seed, so that all methods have as many when time runs out."""
-    data, code = " ".join([data_digest(recipe), start_digest(recipe.start)]).strip(), code_version()
+    data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(one.data.labels for one in resolved.values()) else ""
     return [
@@ -108,7 +109,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
     begun = time.perf_counter()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=FREE | PLACES, last=last)
+    metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=RESUME_MAY_CHANGE | PLACES, last=last)
     run = Run(cell.run(out))
     lines = run.metrics()
     card, environment = run.read("model.json"), run.read("environment.json")
@@ -132,7 +133,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
     }
     result = finish(cell, cell.run(out), result) if finish else result
     text = json.dumps(result, indent=1) + "\n"
-    if os.environ.get("RANK", "0") == "0":  # of launched processes, the main one
+    if is_main_process():
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cell.file(out)) as path:
             path.write_text(text)
@@ -140,8 +141,8 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
 
 
 def _without_paths(recipe: Recipe) -> Recipe:
-    names = {name: Path(getattr(recipe.data, name)).name for name in ("data", "root", "labels")}
-    return recipe.change(**names, start=Path(recipe.start).name)
+    names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
+    return recipe.change(**names, init=Path(recipe.init).name)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
@@ -179,16 +180,16 @@ def data_digest(recipe: Recipe) -> str:
         if isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
         elif isinstance(source, Stream):  # what is read depends on where it is, and on how many read it
-            parts += [recipe.data.data, recipe.data.root, str(recipe.data.workers)]
+            parts += [recipe.data.source, recipe.data.root, str(recipe.data.workers)]
         else:
-            parts.append(recipe.data.data)
+            parts.append(recipe.data.source)
     return _digest("\n".join(parts))
 
 
-def start_digest(start: str) -> str:
+def init_digest(init: str) -> str:
     """Of a file of weights, or of a run's; a name, such as pretrained, stands for itself."""
-    path = Path(weights_file(start))
-    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else start
+    path = Path(weights_file(init))
+    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else init
 
 
 def code_version() -> str:

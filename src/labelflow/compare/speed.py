@@ -22,7 +22,7 @@ class Speed:
     ratio: float  # images/s relative to the first method: the median over rounds
     low: float  # quartiles
     high: float
-    seconds: float  # of an update's group: the median
+    seconds: float  # of a micro-batch: the median
 
 
 def measure_speeds(
@@ -58,8 +58,7 @@ class _Step:
     """An update of one method: mixing, targets, backward, optimiser."""
 
     def __init__(self, recipe: Recipe) -> None:
-        group = recipe.training.group
-        self.recipe = recipe.change(batch=group, workers=0)
+        self.recipe = recipe.change(batch=recipe.training.micro_batch, workers=0)
         self.task = Classification(self.recipe, tell=lambda text: None)
         self.mixers = [(weight, make_mixer(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)

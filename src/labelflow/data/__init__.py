@@ -1,12 +1,19 @@
 """Where images come from, and how they are seen."""
 
-from labelflow.data.folder import Folder
-from labelflow.data.loader import Unreadable, eval_batches, train_batches
-from labelflow.data.settings import Data
-from labelflow.data.sources import SOURCES, Stream, open_source
-from labelflow.data.transforms import eval_transform, train_transform
-from labelflow.data.views import Batch, Source, check_groups
-from labelflow.data.world import World, scene
+from typing import TYPE_CHECKING
+
+from labelflow.lazy import exports
+
+if TYPE_CHECKING:
+    from labelflow.data.folder import Folder
+    from labelflow.data.loader import Unreadable, eval_batches, train_batches
+    from labelflow.data.settings import Data
+    from labelflow.data.sources import SOURCES, Stream, open_source
+    from labelflow.data.transforms import eval_transform, train_transform
+    from labelflow.data.views import Batch, Source, check_micro_batches
+    from labelflow.data.world import World, scene
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __all__ = [
     "SOURCES",
@@ -17,7 +24,7 @@ __all__ = [
     "Stream",
     "Unreadable",
     "World",
-    "check_groups",
+    "check_micro_batches",
     "eval_batches",
     "eval_transform",
     "open_source",

@@ -21,7 +21,7 @@ from labelflow.data.views import (
     TrainBatches,
     View,
     Views,
-    check_groups,
+    check_micro_batches,
     collate,
 )
 
@@ -45,62 +45,64 @@ def train_batches(
     data: Data,
     *,
     batch: int,
-    group: int,
+    micro_batch: int,
     updates: int,
     seed: int,
     rank: int = 0,
     processes: int = 1,
-    start: int = 0,
+    first_update: int = 0,
     labeller: Labeller | None = None,
 ) -> Iterator[Batch]:
-    """The groups of one process, update by update, from update `start` on, across epochs."""
+    """The micro-batches of one process, update by update, from `first_update` on, across epochs."""
     transform = train_transform(data)
     if isinstance(source, Stream):
         if labeller is not None:
-            raise ValueError(f"a stream such as {data.data} does not name its samples, so that labels can't be found")
-        check_groups(batch, group, processes)
-        return _stream_groups(source, transform, data, batch, group, updates, seed, processes, start)
+            raise ValueError(f"a stream such as {data.source} does not name its samples, so that labels can't be found")
+        check_micro_batches(batch, micro_batch, processes)
+        return _stream_micro_batches(
+            source, transform, data, batch, micro_batch, updates, seed, processes, first_update
+        )
     batches = TrainBatches(
         len(source),
         batch=batch,
-        group=group,
+        micro_batch=micro_batch,
         updates=updates,
         seed=seed,
         repeats=data.repeats,
         rank=rank,
         processes=processes,
-        start=start,
+        first_update=first_update,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
     return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
 
 
-def _stream_groups(
+def _stream_micro_batches(
     source: Stream,
     transform: Transform,
     data: Data,
     batch: int,
-    group: int,
+    micro_batch: int,
     updates: int,
     seed: int,
     processes: int,
-    start: int,
+    first_update: int,
 ) -> Iterator[Batch]:
     """A stream can't be positioned: a run that is resumed within an epoch reads that epoch from its beginning."""
     per_epoch = len(source) // batch
-    for epoch in range(start // per_epoch, -(-updates // per_epoch)):
-        first, last = max(start, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
-        wanted = (last - first) * (batch // group) // processes
+    for epoch in range(first_update // per_epoch, -(-updates // per_epoch)):
+        first, last = max(first_update, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
+        wanted = (last - first) * (batch // micro_batch) // processes
         while wanted:  # again from the beginning, if shards were dealt unevenly
             before = wanted
             views = Streamed(source, transform, seed, epoch)
-            for read in make_loader(views, collate, data.workers, batch_size=group, drop_last=True):
+            for read in make_loader(views, collate, data.workers, batch_size=micro_batch, drop_last=True):
                 yield read
                 wanted -= 1
                 if not wanted:
                     break
             if wanted == before:
-                raise ValueError(f"the stream {data.data} gave no whole group of {group} samples")
+                raise ValueError(f"the stream {data.source} gave no whole micro-batch of {micro_batch} samples")
 
 
 def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":

@@ -1,16 +1,19 @@
 """What is seen: the data of a recipe."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from tyro.conf import arg
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
 class Data:
     """Where images come from, and how they are seen."""
 
-    data: str = "world"
+    source: Annotated[str, arg(name="data")] = "world"
     """A folder of images; or world, torch/NAME (torchvision), hfds/NAME (Hugging Face); as streams hfids/NAME, wds."""
     root: str = "data"
     """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""
@@ -54,9 +57,9 @@ class Data:
     """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
     test_crop: float = 0.875
     """Part of the side that the centre crop of an evaluation shows."""
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    mean: tuple[float, float, float] = IMAGENET_MEAN
     """Mean of the colour channels, taken off."""
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    std: tuple[float, float, float] = IMAGENET_STD
     """Spread of the colour channels, divided by."""
 
     workers: int = -1

@@ -52,7 +52,7 @@ class Stream:
 def _world(name: str, data: Data, split: str) -> Source:
     """`world(train=8192, val=2048, seed=0, objects=1, scale=1.0)`"""
     lengths = {"train": 8192, "val": 2048}
-    given = parse(data.data).arguments
+    given = parse(data.source).arguments
     if unknown := given.keys() - lengths.keys() - {"seed", "objects", "scale"}:
         raise ValueError(
             f"the sample world takes train, val, seed, objects and scale, not {', '.join(sorted(unknown))}"
@@ -183,8 +183,8 @@ SOURCES: dict[str, Callable[[str, Data, str], Source | Stream]] = {
 
 def open_source(data: Data, split: str) -> Source | Stream:
     """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
-    prefix, _, name = data.data.partition("/")
+    prefix, _, name = data.source.partition("/")
     make = SOURCES.get(prefix.partition("(")[0])
     if make is not None and bool(name) == (prefix in ("torch", "hfds", "hfids")):
         return make(name, data, split)
-    return Folder(data.data, split, data.val_fraction, data.split_seed)
+    return Folder(data.source, split, data.val_fraction, data.split_seed)

@@ -136,12 +136,12 @@ class Views(Dataset[View]):
 class TrainBatches:
     """Which samples make up each batch of a whole training run, for one process.
 
-    An update is `batch` samples, cut into groups of `group`. A group is mixed within itself and passes through the
-    model at once; process r of R takes the groups r, r+R, r+2R, …. So the samples, the pairs and the boxes of an
-    update do not depend on how many processes share it.
+    An update is `batch` samples, cut into micro-batches. Each is mixed within itself and passes through the model at
+    once; process r of R takes those numbered r, r+R, r+2R, …. So the samples, the pairs and the boxes of an update do
+    not depend on how many processes share it.
 
-    Repeated augmentation (Hoffer et al., 2020): a sample comes `repeats` times in a row, dealt to different groups,
-    and an epoch has as many samples as without.
+    Repeated augmentation (Hoffer et al., 2020): a sample comes `repeats` times in a row, dealt to different
+    micro-batches, and an epoch has as many samples as without.
     """
 
     def __init__(
@@ -149,33 +149,34 @@ class TrainBatches:
         samples: int,
         *,
         batch: int,
-        group: int,
+        micro_batch: int,
         updates: int,
         seed: int,
         repeats: int = 1,
         rank: int = 0,
         processes: int = 1,
-        start: int = 0,
+        first_update: int = 0,
     ) -> None:
-        check_groups(batch, group, processes)
+        check_micro_batches(batch, micro_batch, processes)
         if samples < batch:
             raise ValueError(f"a batch of {batch} is more than the {samples} training samples; choose a smaller batch")
-        self.samples, self.batch, self.groups, self.repeats, self.seed = samples, batch, batch // group, repeats, seed
-        self.updates, self.start, self.rank, self.processes = updates, start, rank, processes
+        self.samples, self.batch, self.repeats, self.seed = samples, batch, repeats, seed
+        self.micro_batches = batch // micro_batch
+        self.updates, self.first_update, self.rank, self.processes = updates, first_update, rank, processes
 
     def __len__(self) -> int:
-        return (self.updates - self.start) * self.groups // self.processes
+        return (self.updates - self.first_update) * self.micro_batches // self.processes
 
     def __iter__(self) -> Iterator[list[Draw]]:
         per_epoch = self.samples // self.batch
         epoch, order = -1, torch.empty(0)
-        for update in range(self.start, self.updates):
+        for update in range(self.first_update, self.updates):
             if update // per_epoch != epoch:
                 epoch = update // per_epoch
                 order = torch.randperm(self.samples, generator=generator(self.seed, Purpose.ORDER, epoch))
             first = update % per_epoch * self.batch
-            for group in range(self.rank, self.groups, self.processes):
-                positions = range(first + group, first + self.batch, self.groups)
+            for place in range(self.rank, self.micro_batches, self.processes):
+                positions = range(first + place, first + self.batch, self.micro_batches)
                 yield [Draw(int(order[position // self.repeats]), epoch, position) for position in positions]
 
 
@@ -200,11 +201,15 @@ class EvalBatches:
             ]
 
 
-def check_groups(batch: int, group: int, processes: int) -> None:
-    if batch < 1 or group < 1 or batch % group:
-        raise ValueError(f"a batch of {batch} cannot be cut into groups of {group}; choose a group that divides it")
-    if batch // group % processes:
+def check_micro_batches(batch: int, micro_batch: int, processes: int) -> None:
+    if batch < 1 or micro_batch < 1 or batch % micro_batch:
         raise ValueError(
-            f"a batch of {batch} has {batch // group} groups of {group}, which {processes} processes cannot share; "
-            f"choose a batch that is a multiple of {group * processes}, or a smaller group"
+            f"a batch of {batch} cannot be cut into micro-batches of {micro_batch}; choose a --micro-batch that "
+            "divides it"
+        )
+    if batch // micro_batch % processes:
+        raise ValueError(
+            f"a batch of {batch} has {batch // micro_batch} micro-batches of {micro_batch}, which {processes} "
+            f"processes cannot share; choose a batch that is a multiple of {micro_batch * processes}, or a smaller "
+            "--micro-batch"
         )

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from labelflow.chance import Purpose, generator, seed_of
 from labelflow.engine.checkpoint import Checkpoints
 from labelflow.engine.ema import Ema
-from labelflow.engine.evaluate import evaluate
+from labelflow.engine.evaluation import evaluate
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import DETAILS, Run
@@ -33,7 +33,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     """Train from the newest checkpoint of the run to the end; returns the metrics of the last evaluation."""
     per_epoch = task.samples // training.batch
     updates = training.updates or (training.epochs + training.cooldown_epochs) * per_epoch
-    accumulated = training.batch // training.group // accelerator.num_processes
+    accumulated = training.batch // training.micro_batch // accelerator.num_processes
 
     if training.compile:
         task.student.compile()
@@ -56,10 +56,10 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             for step in range(accumulated):
                 batch = next(batches).to(accelerator.device)
                 problems += batch.problems
-                group = step * accelerator.num_processes + accelerator.process_index
-                torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, group))
+                place = step * accelerator.num_processes + accelerator.process_index
+                torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, place))
                 with accelerator.accumulate(student):
-                    terms = task.terms(student, batch, generator(training.seed, Purpose.MIX, update, group))
+                    terms = task.terms(student, batch, generator(training.seed, Purpose.MIX, update, place))
                     accelerator.backward(total(terms))
                     if training.clip and accelerator.sync_gradients:
                         accelerator.clip_grad_norm_(student.parameters(), training.clip)
@@ -87,7 +87,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
                 ledger.evaluated(state.update, metrics)
                 if accelerator.is_main_process and (details := task.details()):
                     run.write(DETAILS, details)
-                headline = metrics["ema_" * bool(ema) + task.headline]
+                headline = metrics[f"ema_{task.headline}" if ema else task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update
             if saved:

@@ -5,12 +5,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from labelflow.engine.settings import Training
+from labelflow.spec import known
+
+
+def check_optimizer(name: str) -> None:
+    """timm has it, or ValueError."""
+    known(name, list_optimizers(), "optimizer")
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -4,10 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from timm.optim import list_optimizers
-
-from labelflow.spec import known
-
 
 @dataclass(frozen=True)
 class Training:
@@ -21,9 +17,9 @@ class Training:
     """Updates of the whole run, where epochs is 0."""
     batch: int = 1024
     """Samples of an update, over all processes."""
-    group: int = 128
-    """Samples that are mixed with one another and pass through the model at once. What processes do not share of a
-    batch's groups is accumulated, so this is what fills a device's memory."""
+    micro_batch: int = 128
+    """Samples that pass through the model at once: what fills a device's memory. A micro-batch is mixed within itself.
+    Those of a batch are shared by the processes, and accumulated where there are more of them."""
     seed: int = 0
     """All chance is a function of it."""
 
@@ -73,7 +69,7 @@ class Training:
     eval_epochs: int = 1
     """Epochs between two evaluations."""
     eval_batch: int = 0
-    """Samples that are evaluated at once, in a process; 0: as many as a group."""
+    """Samples that are evaluated at once, in a process; 0: as many as a micro-batch."""
     save_updates: int = 1000
     """Updates between two checkpoints, beside those at the end of an epoch."""
     keep: int = 1
@@ -84,13 +80,12 @@ class Training:
     """Where Accelerate sends the metrics, too: tensorboard, wandb, …; '' for nowhere."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "group", "eval_epochs", "save_updates", "keep", "log_updates"):
+        for name in ("batch", "micro_batch", "eval_epochs", "save_updates", "keep", "log_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip", "epochs", "updates", "warmup_updates"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be a number from 0 on, not {getattr(self, name)}")
-        known(self.optimizer, dict.fromkeys(list_optimizers()), "optimizer")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), 0 for none, not {self.ema}")
         if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):

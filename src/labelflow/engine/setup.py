@@ -21,7 +21,7 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
             cpu=not torch.accelerator.is_available(),
             mixed_precision=training.precision,
             gradient_accumulation_plugin=GradientAccumulationPlugin(
-                num_steps=max(1, training.batch // training.group // processes), sync_with_dataloader=False
+                num_steps=max(1, training.batch // training.micro_batch // processes), sync_with_dataloader=False
             ),
             log_with=(training.tracker or None) if folder else None,
             project_config=ProjectConfiguration(str(folder)) if folder else None,

@@ -45,10 +45,10 @@ class Task(Evaluated, Protocol):
         """The module that is trained; its `model` is what is evaluated and saved."""
         ...
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Any]:
-        """The groups of one process from an update on, `batch / group / processes` for each update."""
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Any]:
+        """The micro-batches of one process from an update on, `batch / micro_batch / processes` for each update."""
         ...
 
     def terms(self, student: nn.Module, batch: Any, generator: Generator) -> list[Term]:
-        """The loss of one group; all chance that is not the model's comes from the generator."""
+        """The loss of one micro-batch; all chance that is not the model's comes from the generator."""
         ...

@@ -6,33 +6,29 @@
 >>> figure = FIGURES["mixtoken"].draw(data)
 """
 
-from labelflow.figures import (
-    accuracy,
-    aligned,
-    annotators,
-    dense,
-    mixing,
-    mixtoken,
-    participation,
-    presence,
-    ratio,
-    relevance,
-    rmse,
-)
-from labelflow.figures.base import Asked, Drawing, save, styled
+from typing import TYPE_CHECKING
 
-FIGURES: dict[str, Drawing] = {
-    "rmse": rmse,
-    "ratio": ratio,
-    "presence": presence,
-    "aligned": aligned,
-    "mixing": mixing,
-    "dense": dense,
-    "mixtoken": mixtoken,
-    "accuracy": accuracy,
-    "participation": participation,
-    "annotators": annotators,
-    "relevance": relevance,
-}
+from labelflow.lazy import Registry, exports
+
+if TYPE_CHECKING:
+    from labelflow.figures.base import Asked, Drawing, save, styled
+else:
+    __getattr__, __dir__ = exports(__name__)
+
+FIGURES: "Registry[Drawing]" = Registry(
+    {
+        "rmse": "labelflow.figures.rmse",
+        "ratio": "labelflow.figures.ratio",
+        "presence": "labelflow.figures.presence",
+        "aligned": "labelflow.figures.aligned",
+        "mixing": "labelflow.figures.mixing",
+        "dense": "labelflow.figures.dense",
+        "mixtoken": "labelflow.figures.mixtoken",
+        "accuracy": "labelflow.figures.accuracy",
+        "participation": "labelflow.figures.participation",
+        "annotators": "labelflow.figures.annotators",
+        "relevance": "labelflow.figures.relevance",
+    }
+)
 
 __all__ = ["FIGURES", "Asked", "Drawing", "save", "styled"]

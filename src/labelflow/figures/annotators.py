@@ -15,7 +15,7 @@ from labelflow.figures.base import Asked, colour, new, short
 from labelflow.figures.results import Result, results_of
 from labelflow.labels import Store, label_view
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 LOOKED_AT = 500  # training images, to see how often an annotator is right
 

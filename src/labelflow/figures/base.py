@@ -37,7 +37,7 @@ class Asked:
 
     subjects: tuple[str | Subject, ...] = ()  # folders of runs, or timm's models
     files: tuple[Path, ...] = ()  # images; none: evaluation images
-    start: str = ""  # the weights of timm's models: '' for random ones, pretrained, packaged, or a file
+    init: str = ""  # the weights of timm's models: '' for random ones, pretrained, packaged, or a file
     weights: str = "best"  # those of runs: best, last, or a file
     count: int = 0  # of images or pairs; 0: as many as the figure thinks right
     mixer: str = "cutmix(alpha=1.0, per_sample=True)"
@@ -60,7 +60,7 @@ class Asked:
                 "or models, such as deit_small_patch16_224"
             )
         return [
-            one if isinstance(one, Subject) else load_subject(one, self.start, self.weights, self.data)
+            one if isinstance(one, Subject) else load_subject(one, self.init, self.weights, self.data)
             for one in self.subjects
         ]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from labelflow.analysis.samples import photo
 from labelflow.analysis.subjects import images_of
 from labelflow.figures.base import COLOURS, DRAWN, Asked, new, picture, short
-from labelflow.labels.annotate import place_logits
+from labelflow.labels.annotation import place_logits
 
 IMAGES, NAMED = 4, 3  # images, and classes that have a colour of their own
 

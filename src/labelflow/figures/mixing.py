@@ -51,7 +51,7 @@ def strategies(patch: int) -> dict[str, str]:
         "random patches": f"random_patches(patch={patch})",
         "blocks of patches": f"block_patches(patch={patch})",
         "SaliencyMix": "saliencymix(alpha=1.0)",
-        "Attentive-CutMix": f"attentive_cutmix(model={cnn!r}, start='packaged')",
+        "Attentive-CutMix": f"attentive_cutmix(model={cnn!r}, init='packaged')",
         "Puzzle-Mix": "puzzlemix(alpha=1.0, blocks=(8,), pairing='flip')",
         "TokenMix": f"tokenmix(patch={patch})",
         "SMMix": "smmix",

@@ -53,7 +53,7 @@ class _Pair:
 @torch.no_grad()
 def compute(asked: Asked) -> Data:
     (subject,) = asked.load(most=1)
-    annotator = load_subject(asked.annotator, asked.start) if asked.annotator else None
+    annotator = load_subject(asked.annotator, asked.init) if asked.annotator else None
     mixer, pairs = make_mixer(asked.mixer), []
     for number, pair in enumerate(asked.track(pairs_of(subject, *asked.images(PAIRS, of_each=2)), "pairs")):
         mix = draw_mix(subject, pair, mixer, number, draws=1)  # whatever comes, as in training

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from labelflow.engine.run import Run
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 
 @dataclass(frozen=True)

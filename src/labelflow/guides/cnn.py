@@ -19,16 +19,16 @@ class CNN:
     Its map is what `forward_features` ends with, which the classifier would pool: a ResNet's fourth stage, and where
     there is a convolution after the last stage, as in an EfficientNet, that one, since it has the activation.
 
-    model: by timm's name. start: its weights, 'pretrained' for timm's, 'packaged' for those of a package, or a file.
+    model: by timm's name. init: its weights, 'pretrained' for timm's, 'packaged' for those of a package, or a file.
     size: images are stretched to so many pixels: a CNN with stride 32 has a map of 7×7 at 224. 0: unchanged.
     """
 
-    def __init__(self, model: str = "tf_efficientnet_lite0", start: str = "packaged", size: int = 224) -> None:
+    def __init__(self, model: str = "tf_efficientnet_lite0", init: str = "packaged", size: int = 224) -> None:
         if size < 0:
             raise ValueError(
                 f"size, the side in pixels of what the CNN sees, must be at least 0 (unchanged), not {size}"
             )
-        trunk: Any = create(model, start)
+        trunk: Any = create(model, init)
         self.mean, self.std = (tuple(trunk.pretrained_cfg[name]) for name in ("mean", "std"))
         trunk.reset_classifier(0)
         self.trunk: Any = trunk.eval().requires_grad_(False).to(memory_format=torch.channels_last)

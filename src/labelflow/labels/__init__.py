@@ -1,9 +1,17 @@
 """Dense labels that an annotator gave once: kept in stores, read while training."""
 
-from labelflow.labels.annotate import Annotation, Annotator, annotate
-from labelflow.labels.official import export_tree, import_tree
-from labelflow.labels.sampling import StoreLabels, check_keys, label_view
-from labelflow.labels.store import Draft, LabelMap, Manifest, Store
+from typing import TYPE_CHECKING
+
+from labelflow.lazy import exports
+
+if TYPE_CHECKING:
+    from labelflow.labels.annotation import Annotator, annotate
+    from labelflow.labels.official import export_tree, import_tree
+    from labelflow.labels.sampling import StoreLabels, check_keys, label_view
+    from labelflow.labels.settings import Annotation
+    from labelflow.labels.store import Draft, LabelMap, Manifest, Store
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __all__ = [
     "Annotation",

@@ -22,7 +22,7 @@ class AttentiveCutMix:
 
     cells: how many of 49, the 7×7 cells of a ResNet at 224 pixels; the same part of any other grid, at least one.
     alpha: instead, a part 1-λ of the cells, λ ~ Beta(α, α) for each image ("attentive+"; 2.0 for DeiT).
-    model, start: the CNN, by timm's name, and its weights: 'pretrained', 'packaged' or a checkpoint file.
+    model, init: the CNN, by timm's name, and its weights: 'pretrained', 'packaged' or a checkpoint file.
     size: images are stretched to so many pixels for the CNN, so that its map is as fine as the paper's whatever the
     training's resolution; 0: unchanged, a grid of 32 pixels.
     pairing: "flip" pairs the first image with the last, "permute" at random.
@@ -39,7 +39,7 @@ class AttentiveCutMix:
         *,
         alpha: float | None = None,
         model: str = "resnet50",
-        start: str = "pretrained",
+        init: str = "pretrained",
         size: int = 224,
         pairing: Pairing = "flip",
     ) -> None:
@@ -47,7 +47,7 @@ class AttentiveCutMix:
             raise ValueError(f"cells, of the {GRID} in a map of 7×7, must be from 1 to {GRID}, not {cells}")
         self.cells = cells
         self.alpha = None if alpha is None else check_alpha(alpha)
-        self.guide = f"cnn(model={model!r}, start={start!r}, size={size})"
+        self.guide = f"cnn(model={model!r}, init={init!r}, size={size})"
         self.pairing = check_pairing(pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix:

@@ -1,16 +1,19 @@
 """Several mixers in turn, chosen at random for each batch or for each sample; and a batch mixed by any mixer."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Generator, Tensor
 from torch.distributed.tensor import DTensor
 
-from labelflow.guides import Guidance, UnmixedBatch
+from labelflow.guides import GUIDES, Guidance, UnmixedBatch
 from labelflow.mix import Mix
+from labelflow.mixers import MIXERS
 from labelflow.mixers.base import Mixer, check_images, draw_uniform
 from labelflow.mixers.guided import Guided, GuidedMixer
 from labelflow.mixers.mixup import NoMix
+from labelflow.spec import build, mixture
 
 AnyMixer = Mixer | Guided | GuidedMixer
 NEED_IMPORTANCE = (Guided, GuidedMixer)
@@ -66,6 +69,21 @@ class Choose:
         draws = draw_uniform((count,), generator)
         edges = torch.tensor(self.probabilities, dtype=draws.dtype, device=draws.device).cumsum(0)[:-1]
         return torch.bucketize(draws, edges, right=True)
+
+
+def make_mixer(text: str) -> Mixer | GuidedMixer:
+    """`cutmix(alpha=1.0)`, or several in turn: `0.5*mixup + 0.5*cutmix`. Guided mixers come with their guides; those
+    that name the same one share it."""
+    make_guide = cache(lambda name: build(name, GUIDES, "guide"))
+
+    def make(name: str) -> Mixer | GuidedMixer:
+        mixer = build(name, MIXERS, "mixer")
+        return GuidedMixer(mixer, make_guide(mixer.guide)) if isinstance(mixer, Guided) else mixer
+
+    parts = [(weight, make(name)) for weight, name in mixture(text)]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
+    return Choose([mixer for _, mixer in parts], [weight for weight, _ in parts])
 
 
 def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None = None) -> tuple[Mix, Guidance | None]:

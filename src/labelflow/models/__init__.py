@@ -1,4 +1,4 @@
-"""Models that timm lacks, registered with timm: after `import labelflow`, `timm.create_model` knows them."""
+"""Models that timm lacks, registered with timm: after `import labelflow.models`, `timm.create_model` knows them."""
 
 from labelflow.models import lvvit, pvt, t2t
 

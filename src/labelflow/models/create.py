@@ -17,8 +17,8 @@ from labelflow.models.packaged import PACKAGES, packaged_weights
 from labelflow.spec import parse
 
 
-def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
-    """A timm model. start: '' for random weights, 'pretrained' for timm's own, 'packaged' for those of a package, or a
+def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
+    """A timm model. init: '' for random weights, 'pretrained' for timm's own, 'packaged' for those of a package, or a
     checkpoint file.
 
     Weights are fitted by timm's own rules: position embeddings and windows are interpolated to another image size, and
@@ -30,16 +30,16 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
         hint = f"; there are {', '.join(close)} …" if close else ""
         raise ValueError(f"timm has no model {name!r}{hint}")
     arguments |= given
-    if not start:
+    if not init:
         return _create(model, name, **arguments)
-    if start == "pretrained":
+    if init == "pretrained":
         try:
             return _fitted(name, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
-            hint = "; try --start packaged" if name in PACKAGES else ""
+            hint = "; try --init packaged" if name in PACKAGES else ""
             raise ValueError(f"timm's weights of {name} are not to be had{hint}: {_first_line(error)}") from None
     fresh = _create(model, name, **arguments)
-    weights = _with_classifier(packaged_weights(name) if start == "packaged" else read_weights(start), fresh)
+    weights = _with_classifier(packaged_weights(name) if init == "packaged" else read_weights(init), fresh)
     overlay = {
         "state_dict": weights,
         "num_classes": fresh.num_classes,
@@ -48,7 +48,7 @@ def create(model: str, start: str = "", **arguments: Any) -> nn.Module:
     try:
         return _fitted(name, pretrained_cfg_overlay=overlay, **arguments)
     except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{start} holds the weights of another model than {model}: {_first_line(error)}") from None
+        raise ValueError(f"{init} holds the weights of another model than {model}: {_first_line(error)}") from None
 
 
 def _fitted(name: str, **arguments: Any) -> nn.Module:

@@ -5,7 +5,7 @@ classifier, `aux_head`, for every patch token. Parameters are named as in the re
 for another image size or other classes too:
 
     timm.create_model("lvvit_s", checkpoint_path="lvvit_s-26M-224-83.3.pth.tar")
-    labelflow.models.create.create("lvvit_s", start="lvvit_s-26M-224-83.3.pth.tar", img_size=384, num_classes=10)
+    labelflow.models.create.create("lvvit_s", init="lvvit_s-26M-224-83.3.pth.tar", img_size=384, num_classes=10)
 """
 
 import math

@@ -17,7 +17,7 @@ from labelflow.recipes import (
 from labelflow.recipes.base import Entry
 from labelflow.spec import known
 from labelflow.tasks import DetectRecipe, Recipe, SegmentRecipe
-from labelflow.tasks.kinds import KINDS
+from labelflow.tasks.recipe import KINDS
 
 
 def _of(paper: str, *families: Iterable[Entry[Recipe]]) -> list[Entry[Recipe]]:
@@ -44,7 +44,7 @@ ALL: dict[str, Entry[Any]] = {**RECIPES, **SEGMENTERS, **DETECTORS}
 
 def find(name: str) -> Entry[Recipe]:
     """A recipe for a classifier."""
-    entry: Entry[Recipe] = find_any(name, "train")
+    entry: Entry[Recipe] = find_any(name, "classify")
     return entry
 
 
@@ -53,10 +53,10 @@ def find_any(name: str, kind: str = "") -> Entry[Any]:
     if kind and name in ALL and ALL[name].kind.name != kind:
         own = ALL[name].kind
         raise ValueError(
-            f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.name} {name}"
+            f"{name} is the recipe of a {own.what}, not of a {KINDS[kind].what}: labelflow {own.command} {name}"
         )
     offered = {key: entry for key, entry in ALL.items() if not kind or entry.kind.name == kind}
-    return offered[known(name, offered, "recipe")]
+    return offered[known(name, offered, "recipe", "labelflow list")]
 
 
 __all__ = ["ALL", "DETECTORS", "RECIPES", "SEGMENTERS", "Entry", "find", "find_any"]

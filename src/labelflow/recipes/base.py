@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from labelflow.tasks import AnyRecipe
-from labelflow.tasks.kinds import Kind, kind_of
+from labelflow.tasks.recipe import Kind, kind_of
 
 R = TypeVar("R", bound=AnyRecipe)
 
@@ -29,12 +29,12 @@ class Entry(Generic[R]):
     @property
     def command(self) -> str:
         data = self.recipe.data
-        where = f" --data {WHERE[data.data]}" if data.data in WHERE else ""
+        where = f" --data {WHERE[data.source]}" if data.source in WHERE else ""
         where += " --labels LABELS" if getattr(data, "labels", "") else ""
         if self.gpus == 1:
-            return f"labelflow {self.kind.name} {self.name}{where}"
+            return f"labelflow {self.kind.command} {self.name}{where}"
         launch = f"torchrun --nproc-per-node {self.gpus} -m labelflow"
-        return f"{launch} {self.kind.name} {self.name}{where} --precision bf16"
+        return f"{launch} {self.kind.command} {self.name}{where} --precision bf16"
 
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/

@@ -8,17 +8,17 @@ from labelflow.tasks import DetectRecipe
 from labelflow.tasks.detect.settings import DetectData, Sizes
 
 
-def cascade_swin(size: str, start: str) -> DetectRecipe:
+def cascade_swin(size: str, init: str) -> DetectRecipe:
     """The 3× schedule: 36 epochs of multi-scale training, the rate divided by ten after 27 and 33 (SwinDet)."""
     return DetectRecipe(
         backbone=swin(size).model,
-        start=start,
+        init=init,
         drop_path={"tiny": 0.2, "small": 0.2, "base": 0.3}[size],
-        data=DetectData(data=COCO, bad_objects="drop"),  # two of train2017 have no area
+        data=DetectData(source=COCO, bad_objects="drop"),  # two of train2017 have no area
         training=Training(
             epochs=36,
             batch=16,
-            group=2,
+            micro_batch=2,
             lr=1e-4,
             lr_batch=0,
             schedule="steps",
@@ -39,8 +39,10 @@ def small() -> DetectRecipe:
         short_side=128,
         long_side=224,
         sizes=Sizes(channels=32, hidden=64, samples=16, proposals=32),
-        data=DetectData(data=FOLDER, sides=(112, 128, 144), longest=256, crop_chance=0.0),
-        training=Training(epochs=60, batch=8, group=8, lr=1e-3, lr_batch=0, warmup_epochs=2, clip=5.0, eval_epochs=5),
+        data=DetectData(source=FOLDER, sides=(112, 128, 144), longest=256, crop_chance=0.0),
+        training=Training(
+            epochs=60, batch=8, micro_batch=8, lr=1e-3, lr_batch=0, warmup_epochs=2, clip=5.0, eval_epochs=5
+        ),
     )
 
 
@@ -48,7 +50,7 @@ def quickstart() -> DetectRecipe:
     """The first run: some minutes on two cores, on scenes that are drawn on the way."""
     return small().change(
         backbone=TINY_SWIN,
-        data="world(train=1024, val=100, objects=2, size=96)",
+        source="world(train=1024, val=100, objects=2, size=96)",
         sides=(96,),
         short_side=96,
         epochs=4,
@@ -61,7 +63,9 @@ def quickstart() -> DetectRecipe:
 
 def finetune() -> DetectRecipe:
     """A pretrained Swin-T: the place to start with a few hundred annotated images and one GPU."""
-    return cascade_swin("tiny", "pretrained").change(data=FOLDER, epochs=24, batch=4, group=4, warmup_updates=100)
+    return cascade_swin("tiny", "pretrained").change(
+        source=FOLDER, epochs=24, batch=4, micro_batch=4, warmup_updates=100
+    )
 
 
 SWINDET = "Swin, arXiv 2103.14030, Appendix A2.2, and its released configuration"

@@ -19,7 +19,7 @@ def deit(size: str) -> Recipe:
         drop_path=0.1,
         mixer=MIXUP_CUTMIX,
         target="plain",
-        data=Data(data=IMAGENET, repeats=3),
+        data=Data(source=IMAGENET, repeats=3),
         training=Training(schedule_step="epoch", schedule_lag=1),
     )
 
@@ -50,7 +50,7 @@ def aligned(recipe: Recipe) -> Recipe:
 def finetuned(recipe: Recipe) -> Recipe:
     """From the released weights, 40 epochs at a constant learning rate (TL-Align, Section 4.1)."""
     return aligned(recipe).change(
-        start="pretrained", epochs=40, lr=1e-5, lr_batch=0, schedule="constant", warmup_epochs=0, weight_decay=1e-8
+        init="pretrained", epochs=40, lr=1e-5, lr_batch=0, schedule="constant", warmup_epochs=0, weight_decay=1e-8
     )
 
 
@@ -60,7 +60,7 @@ def transmix_settings(recipe: Recipe) -> Recipe:
         mixer="0.2*mixup(alpha=0.8) + 0.8*cutmix(alpha=1.0)",
         cooldown_epochs=10,
         batch=256,
-        group=64,
+        micro_batch=64,
         lr=1e-3,
         lr_batch=0,
         warmup_epochs=20,

@@ -3,13 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from labelflow.models.create import create
 from labelflow.spec import build, known, parse, split
 from labelflow.targets import TARGETS
 from labelflow.tasks import Recipe
-from labelflow.tokens import embedding_of
 
 
 @dataclass(frozen=True)
@@ -21,11 +17,7 @@ class Method:
     mixer: str
     target: str = "plain"
     smoothing: float | None = None  # None: the recipe's
-
-    @property
-    def dense(self) -> bool:
-        """Whether it needs dense labels."""
-        return bool(build(self.target, TARGETS, "target").dense)
+    dense: bool = False  # whether the target needs dense labels
 
     def of(self, recipe: Recipe, patch: int = 0) -> Recipe:
         """The recipe with this method; dense labels stay only where they are used. patch, if known: a token's side."""
@@ -50,15 +42,22 @@ METHODS = {
         Method("puzzlemix", "Puzzle-Mix", "puzzlemix(alpha=1.0)"),
         Method("transmix", "CutMix + TransMix", CUTMIX, "transmix"),
         Method("tl_align", "CutMix + TL-Align", CUTMIX, "tl_align"),
-        Method("token_label", "MixToken + token labels", "mixtoken(alpha=1.0, patch={patch})", "token_label(beta=0.5)"),
+        Method(
+            "token_label",
+            "MixToken + token labels",
+            "mixtoken(alpha=1.0, patch={patch})",
+            "token_label(beta=0.5)",
+            dense=True,
+        ),
         Method(
             "token_label_aligned",
             "MixToken + token labels that flow",
             "mixtoken(alpha=1.0, patch={patch})",
             "token_label_aligned(beta=0.5)",
+            dense=True,
         ),
-        Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel", smoothing=0.0),
-        Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix"),
+        Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel", smoothing=0.0, dense=True),
+        Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix", dense=True),
         Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
         # Mixing strategies with and without alignment (TL-Align, Table 7)
         Method("mixup_cutmix_tl_align", "MixUp or CutMix + TL-Align", MIXUP_CUTMIX, "tl_align"),
@@ -87,11 +86,17 @@ def find_method(text: str) -> Method:
         raise ValueError(
             f"{text!r} is not of the form NAME=MIXER/TARGET, such as grid=cutmix(grid=8)/tl_align; NAME is one word"
         )
-    return Method(name, "=".join(rest), mixer, target[0])
+    dense = build(target[0], TARGETS, "target").dense
+    return Method(name, "=".join(rest), mixer, target[0], dense=dense)
 
 
 def token_side(recipe: Recipe) -> int:
     """The side of the recipe's tokens in pixels, where they leave the patch embedding."""
+    import torch
+
+    from labelflow.models.create import create
+    from labelflow.tokens import embedding_of
+
     name, given = parse(recipe.model)
     with torch.device("meta"):
         embedding: Any = embedding_of(create(name, **given))

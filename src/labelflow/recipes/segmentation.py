@@ -8,17 +8,17 @@ from labelflow.tasks import SegmentRecipe
 from labelflow.tasks.segment.settings import SegmentData
 
 
-def ade20k(backbone: str, start: str) -> SegmentRecipe:
+def ade20k(backbone: str, init: str) -> SegmentRecipe:
     """160,000 updates of 16 crops of 512 pixels; a warm-up, then a line down to zero (SwinSeg)."""
     return SegmentRecipe(
         backbone=backbone,
-        start=start,
-        data=SegmentData(data=ADE20K),
+        init=init,
+        data=SegmentData(source=ADE20K),
         training=Training(
             epochs=0,
             updates=160_000,
             batch=16,
-            group=2,
+            micro_batch=2,
             lr=6e-5,
             lr_batch=0,
             min_lr=0.0,
@@ -33,25 +33,25 @@ def ade20k(backbone: str, start: str) -> SegmentRecipe:
     )
 
 
-def upernet_deit(start: str) -> SegmentRecipe:
+def upernet_deit(init: str) -> SegmentRecipe:
     """DeiT-S with the multi-level neck (mmsegmentation)."""
-    return ade20k("deit_small_patch16_224", start)
+    return ade20k("deit_small_patch16_224", init)
 
 
-def upernet_swin(size: str, start: str) -> SegmentRecipe:
-    return ade20k(swin(size).model, start).change(drop_path=0.3)
+def upernet_swin(size: str, init: str) -> SegmentRecipe:
+    return ade20k(swin(size).model, init).change(drop_path=0.3)
 
 
-def upernet_lvvit(size: str, start: str) -> SegmentRecipe:
+def upernet_lvvit(size: str, init: str) -> SegmentRecipe:
     """LV-ViT with its side layers: the paper's least learning rate, sliding windows, all weights decay."""
     backbone = "lvvit_l(img_size=448, residual_divisor=1)" if size == "l" else f"lvvit_{size}"
-    return ade20k(backbone, start).change(
+    return ade20k(backbone, init).change(
         drop_path={"s": 0.1, "m": 0.2, "l": 0.5}[size], window=512, stride=341, min_lr=5e-6, exempt="nothing"
     )
 
 
-def fcn_lvvit(start: str) -> SegmentRecipe:
-    return upernet_lvvit("s", start).change(head="fcn")
+def fcn_lvvit(init: str) -> SegmentRecipe:
+    return upernet_lvvit("s", init).change(head="fcn")
 
 
 def small() -> SegmentRecipe:
@@ -59,9 +59,9 @@ def small() -> SegmentRecipe:
     return SegmentRecipe(
         backbone=SWIN,
         width=48,
-        data=SegmentData(data=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
+        data=SegmentData(source=FOLDER, crop=128, short=128, long=512, ratio=(0.75, 1.5)),
         training=Training(
-            epochs=30, batch=16, group=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
+            epochs=30, batch=16, micro_batch=16, lr=1e-3, lr_batch=0, min_lr=1e-5, schedule="linear", warmup_epochs=2
         ),
     )
 
@@ -71,7 +71,7 @@ def quickstart() -> SegmentRecipe:
     return small().change(
         backbone=TINY_SWIN,
         drop_path=0.0,
-        data="world(train=2048, val=200, objects=2)",
+        source="world(train=2048, val=200, objects=2)",
         crop=64,
         short=64,
         ratio=(1.0, 1.0),
@@ -88,7 +88,7 @@ def quickstart() -> SegmentRecipe:
 def finetune() -> SegmentRecipe:
     """A pretrained Swin-T with UperNet: the place to start with a few hundred masks and one GPU."""
     return upernet_swin("tiny", "pretrained").change(
-        data=FOLDER, updates=0, epochs=50, batch=8, group=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
+        source=FOLDER, updates=0, epochs=50, batch=8, micro_batch=8, warmup_updates=0, warmup_epochs=2, eval_epochs=1
     )
 
 
@@ -103,8 +103,8 @@ TITLES = {"deit_small": "DeiT-S", "swin_tiny": "Swin-T", "swin_small": "Swin-S",
 
 def _table_3(name: str, plain: float, with_tl_align: float) -> list[Entry[SegmentRecipe]]:
     size, title = name.partition("_")[2], f"UperNet on {TITLES[name]}"
-    starts = ("pretrained", f"runs/{name}_tl_align")
-    recipes = [upernet_deit(start) if name == "deit_small" else upernet_swin(size, start) for start in starts]
+    inits = ("pretrained", f"runs/{name}_tl_align")
+    recipes = [upernet_deit(init) if name == "deit_small" else upernet_swin(size, init) for init in inits]
     source = MMSEG if name == "deit_small" else SWINSEG
     own, paper = f"upernet_{name}", "TL-Align, Table 3"
     return [

@@ -14,8 +14,8 @@ def small_vit() -> Recipe:
     """A ViT of width 128 and depth 6 at 64 pixels, from scratch, on a folder of images: minutes an epoch on a CPU."""
     return Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=128, depth=6, num_heads=4)",
-        data=Data(data=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.0, erasing=0.0),
-        training=Training(epochs=10, batch=128, group=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
+        data=Data(source=FOLDER, image_size=64, scale=(0.35, 1.0), auto_augment="", color_jitter=0.0, erasing=0.0),
+        training=Training(epochs=10, batch=128, micro_batch=64, lr=1e-3, lr_batch=128, warmup_epochs=2),
     )
 
 
@@ -28,7 +28,7 @@ def quickstart() -> Recipe:
     """The first run: a few minutes on two cores, on scenes that are drawn on the way."""
     return small_vit().change(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=96, depth=4, num_heads=3)",
-        data="world(train=4096, val=1000)",
+        source="world(train=4096, val=1000)",
         scale=(0.6, 1.0),
         test_crop=1.0,
         mixer="0.5*cutmix(alpha=1.0) + 0.5*none",  # half of the batches as they are: a short run learns faster
@@ -51,9 +51,9 @@ def finetune() -> Recipe:
     """A pretrained DeiT-S on a folder of images: the place to start with a few thousand images and one GPU."""
     return Recipe(
         model="deit_small_patch16_224",
-        start="pretrained",
-        data=Data(data=FOLDER),
-        training=Training(epochs=30, batch=128, group=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
+        init="pretrained",
+        data=Data(source=FOLDER),
+        training=Training(epochs=30, batch=128, micro_batch=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
     )
 
 

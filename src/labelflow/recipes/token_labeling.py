@@ -22,7 +22,7 @@ def token_labeling(model: str) -> Recipe:
         drop_path=0.1,
         mixer=MIXTOKEN,
         target="token_label(beta=0.5)",
-        data=Data(data=IMAGENET, labels=LABELS, interpolation="random", test_crop=0.9),
+        data=Data(source=IMAGENET, labels=LABELS, interpolation="random", test_crop=0.9),
         training=Training(lr=1e-3, lr_batch=640, schedule_step="epoch", cooldown_epochs=10, ema=0.99992),
     )
 
@@ -51,24 +51,24 @@ def lvvit(size: str) -> Recipe:
     )
 
 
-def lvvit_l(image_size: int, group: int) -> Recipe:
+def lvvit_l(image_size: int, micro_batch: int) -> Recipe:
     """L, from scratch at 288 or 448: a smaller learning rate, and a third operation of RandAugment."""
     return lvvit("l").change(
-        image_size=image_size, group=group, lr=1e-3, lr_batch=0, auto_augment="rand-n3-m9-mstd0.5-inc1"
+        image_size=image_size, micro_batch=micro_batch, lr=1e-3, lr_batch=0, auto_augment="rand-n3-m9-mstd0.5-inc1"
     )
 
 
-def finetuned(recipe: Recipe, image_size: int, group: int = 64) -> Recipe:
+def finetuned(recipe: Recipe, image_size: int, micro_batch: int = 64) -> Recipe:
     """At a higher resolution, still with token labels and MixToken (Appendix A; its warm-up is the released code's).
 
-    Where to start from is not part of it: --start, as the command shows.
+    Where to start from is not part of it: --init, as the command shows.
     """
     return recipe.change(
         image_size=image_size,
         epochs=30,
         cooldown_epochs=0,
         batch=512,
-        group=group,
+        micro_batch=micro_batch,
         lr=5e-6,
         lr_batch=0,
         min_lr=5e-6,
@@ -82,14 +82,14 @@ def transferred(data: str) -> Recipe:
     """LV-ViT-S on other data, without dense labels but with MixToken; learning rate and epochs are the code's own."""
     return lvvit("s").change(
         model=PLAIN,
-        start="runs/lvvit_s",
-        data=DATA[data],
+        init="runs/lvvit_s",
+        source=DATA[data],
         labels="",
         target="plain",
         lr=1.6e-3,
         lr_batch=0,
         batch=512,
-        group=64,
+        micro_batch=64,
         eval_epochs=10,
     )
 
@@ -100,13 +100,13 @@ CODE = "Token Labeling's released code"
 
 PLAIN = "lvvit_s(aux_head=False)"  # nothing would train the tokens' classifier
 _S, _M = lvvit("s"), lvvit("m")
-_L_288, _L_448 = lvvit_l(288, group=128), lvvit_l(448, group=32)
+_L_288, _L_448 = lvvit_l(288, micro_batch=128), lvvit_l(448, micro_batch=32)
 
 
 def _finetuned(
     name: str, title: str, run: str, recipe: Recipe, paper: str = "", top1: float | None = None
 ) -> Entry[Recipe]:
-    return Entry(name, recipe.change(start=f"runs/{run}"), f"{title}, fine-tuned", run, FINETUNED, paper, top1)
+    return Entry(name, recipe.change(init=f"runs/{run}"), f"{title}, fine-tuned", run, FINETUNED, paper, top1)
 
 
 def _stem(name: str, paper: str, top1: float) -> Entry[Recipe]:
@@ -131,9 +131,16 @@ ENTRIES: list[Entry[Recipe]] = [
     _finetuned("lvvit_m_384", "LV-ViT-M at 384", "lvvit_m", finetuned(_M, 384), "Tables 4, 12", 85.4),
     _finetuned("lvvit_m_448", "LV-ViT-M at 448", "lvvit_m", finetuned(_M, 448)),  # released, not in the paper
     _finetuned(
-        "lvvit_l_448_finetuned", "LV-ViT-L at 448", "lvvit_l_288", finetuned(_L_288, 448, group=16), "Table 4", 85.9
+        "lvvit_l_448_finetuned",
+        "LV-ViT-L at 448",
+        "lvvit_l_288",
+        finetuned(_L_288, 448, micro_batch=16),
+        "Table 4",
+        85.9,
     ),
-    _finetuned("lvvit_l_512", "LV-ViT-L at 512", "lvvit_l_448", finetuned(_L_448, 512, group=16), "Table 4", 86.4),
+    _finetuned(
+        "lvvit_l_512", "LV-ViT-L at 512", "lvvit_l_448", finetuned(_L_448, 512, micro_batch=16), "Table 4", 86.4
+    ),
     # Supervisions
     Entry("lvvit_s_relabel", relabel(PLAIN), "ReLabel, CutMix", "lvvit_s", PAPER, "Tables 2, 7", 82.8),
     Entry(

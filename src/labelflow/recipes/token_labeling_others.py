@@ -14,7 +14,7 @@ def t2t(depth: int) -> Recipe:
     small = depth < 14
     return standard(f"t2t_vit_{depth}").change(
         batch=512,
-        group=64,
+        micro_batch=64,
         lr=1e-3 if small else 5e-4,
         lr_batch=0,
         warmup_epochs=10,

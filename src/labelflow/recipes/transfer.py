@@ -6,7 +6,7 @@ from labelflow.engine import Run
 from labelflow.recipes.base import Entry
 from labelflow.recipes.imagenet import aligned, deit
 from labelflow.tasks import Recipe
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 DATA = {
     "cifar10": "torch/cifar10",
@@ -25,7 +25,7 @@ TABLE_5 = {
 
 def transferred(size: str, data: str) -> Recipe:
     """A DeiT on one of Table 5's data sets."""
-    return finetuned(deit(size)).change(start="pretrained", data=DATA[data])
+    return finetuned(deit(size)).change(init="pretrained", source=DATA[data])
 
 
 def transferred_to(model: str, data: str) -> Recipe:
@@ -33,12 +33,12 @@ def transferred_to(model: str, data: str) -> Recipe:
     if Path(model).is_dir():
         trained = read_recipe(Run(model))
         seen = {name: getattr(trained.data, name) for name in ("image_size", "mean", "std")}
-        recipe = deit("small").change(model=trained.model, start=model, **seen)
+        recipe = deit("small").change(model=trained.model, init=model, **seen)
     elif "/" in model:
         raise ValueError(f"there is no run {model}")
     else:
-        recipe = deit("small").change(model=model, start="pretrained")
-    return finetuned(aligned(recipe)).change(data=DATA.get(data, data))
+        recipe = deit("small").change(model=model, init="pretrained")
+    return finetuned(aligned(recipe)).change(source=DATA.get(data, data))
 
 
 def finetuned(recipe: Recipe) -> Recipe:
@@ -52,7 +52,7 @@ def finetuned(recipe: Recipe) -> Recipe:
         weight_decay=1e-4,
         epochs=1000,
         batch=768,
-        group=96,
+        micro_batch=96,
         eval_epochs=10,
     )
 
@@ -63,7 +63,7 @@ SOURCE = "DeiT's author on its issue tracker (#45): CIFAR-10 and Cars; the same 
 def _entries(size: str, data: str, plain: float, with_tl_align: float) -> list[Entry[Recipe]]:
     name, title = f"deit_{size}_{data}", f"DeiT-{size[0].upper()} on {data}"
     recipe = transferred(size, data)
-    from_run = aligned(recipe).change(start=f"runs/deit_{size}_tl_align")
+    from_run = aligned(recipe).change(init=f"runs/deit_{size}_tl_align")
     return [
         Entry(name, recipe, title, f"deit_{size}", SOURCE, "Table 5", plain),
         Entry(f"{name}_tl_align", from_run, f"{title} + TL-Align", name, SOURCE, "Table 5", with_tl_align),

@@ -6,13 +6,13 @@ from labelflow.engine.run import Run, whole_file
 from labelflow.report.classifier import classifier_page
 from labelflow.report.dense import detector_page, segmenter_page
 
-PAGES = {"train": classifier_page, "segment": segmenter_page, "detect": detector_page}
+PAGES = {"classify": classifier_page, "segment": segmenter_page, "detect": detector_page}
 
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run's folder, whether it is finished or not; returns its path."""
     run = Run(folder)
-    page = PAGES[run.read("recipe.json").get("task", "train")](run)
+    page = PAGES[run.read("recipe.json").get("task", "classify")](run)
     with whole_file(run / "report.html") as path:
         path.write_text(page, encoding="utf-8")
     return run / "report.html"

@@ -14,7 +14,8 @@ from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
 from labelflow.report.page import Measured, data_uri, make_page, percent
 from labelflow.tasks.classify import Recipe
-from labelflow.tasks.runs import Loaded, load_run, read_recipe
+from labelflow.tasks.recipe import read_recipe
+from labelflow.tasks.runs import Loaded, load_run
 
 LOOKS = {  # figures of the papers, each with as many images or pairs as take a few seconds, and what is to be seen
     "ratio": (

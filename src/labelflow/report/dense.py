@@ -14,7 +14,8 @@ from labelflow.report.page import Measured, data_uri, make_page
 from labelflow.tasks import SURE, find_objects, find_segments, load_any
 from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.detect.data import open_source as open_objects
-from labelflow.tasks.runs import Loaded, read_any_recipe
+from labelflow.tasks.recipe import read_any_recipe
+from labelflow.tasks.runs import Loaded
 from labelflow.tasks.segment.data import open_source as open_masks
 
 COUNT = 6  # images that are shown

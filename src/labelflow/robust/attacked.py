@@ -3,12 +3,9 @@
 Shapes: R radii, n images.
 """
 
-import math
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,47 +23,12 @@ from labelflow.robust.pictures import Batch as Loaded
 from labelflow.robust.results import Chart, Finding, Section, uncertainty
 from labelflow.robust.session import FORMAT, Session
 from labelflow.robust.sets import Set, chosen, digest, image_number, part_of
+from labelflow.robust.settings import AUTO, Attacking
 from labelflow.spec import build, known, parse
 
-AUTO = "autoattack"
 UNREADABLE, UNKNOWN = -3, -2  # what has become of an image, beside what an Outcome tells
 Named = list[tuple[str, Attack]]
 Fates = list[dict[int, int]]  # of each radius, by an image's number
-
-
-@dataclass(frozen=True)
-class Attacking:
-    """Which attacks, how strong, on how many images."""
-
-    attacks: tuple[str, ...] = ("fgsm", "pgd", AUTO)
-    """autoattack is the standard four in turn; others by name, with settings where wanted: 'pgd(steps=40)', apgd_ce,
-    apgd_dlr, apgd_t, fab_t, square."""
-    norm: Literal["linf", "l2"] = "linf"
-    """How far an image may be moved: each pixel by the radius at most (linf), or all together (l2)."""
-    radii: tuple[float, ...] = ()
-    """For linf in 255ths, 1 4 if none is given; for l2, of colours from 0 to 1, 0.5 3. Many make a curve, such as 0.25
-    0.5 1 2 4: an image that falls is not attacked again at larger ones."""
-    attack_samples: int = 100
-    """So many images are attacked, drawn with --seed; 0: all."""
-    attack_batch: int = 50
-    """So many are attacked at once, and kept when they are done."""
-
-    def __post_init__(self) -> None:
-        if not self.attacks:
-            raise ValueError("--attacks needs a name at least")
-        for name, least in (("attack_samples", 0), ("attack_batch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
-        if not all(0 < radius < math.inf for radius in self.radii):
-            raise ValueError(f"--radii must be above 0, not {' '.join(f'{radius:g}' for radius in self.radii)}")
-
-    @property
-    def balls(self) -> dict[str, Ball]:
-        """By what people call them, the smallest first."""
-        if self.norm == "l2":
-            return {f"L2 {radius:g}": Ball("l2", radius) for radius in sorted(self.radii or (0.5, 3))}
-        radii = sorted(self.radii or (1, 4))
-        return {f"L∞ {radius:g}/255": Ball("linf", radius / 255) for radius in radii}
 
 
 class Restricted(nn.Module):

@@ -5,40 +5,23 @@ Shapes: S×S pixels.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from numpy import ndarray
 from numpy.random import Generator
 
 from labelflow.robust.answers import Answers
+from labelflow.robust.corruption_error import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, read_texture, textures_in
-from labelflow.robust.mce import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.natural import check_imagenet
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set, files_digest, folders_in, imagenet_classes, of_classes
+from labelflow.robust.settings import Corrupting
 from labelflow.spec import known
 
 SEVERITIES = 5
 Found = dict[str, list[list[float]]]  # corruption: [model][severity], top-1 accuracy
-
-
-@dataclass(frozen=True)
-class Corrupting:
-    """Which corruptions, and where they come from."""
-
-    corruptions: tuple[str, ...] = ()
-    """Which of them; none: the 15 of ImageNet-C."""
-    extra_corruptions: bool = False
-    """The four extra ones, too: speckle_noise, gaussian_blur, spatter, saturate. They don't count in means."""
-    style: Literal["imagecorruptions", "imagenet_c"] = "imagecorruptions"
-    """As the package imagecorruptions makes them, for images of any size; or as ImageNet-C was made, at 224 pixels."""
-    frost: str = ""
-    """A folder with the published textures of frost, frost1.png to frost5.jpg; without, frost is made by code."""
-    imagenet_c: str = ""
-    """The folder of ImageNet-C, which is then used instead of making corruptions."""
 
 
 class Corruption:

@@ -6,8 +6,6 @@ paper's code draws once for a batch.
 Shapes: S×S pixels.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
@@ -16,26 +14,10 @@ from labelflow.robust.pictures import CLEAN, AnyChange
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set
+from labelflow.robust.settings import Hiding
 
 TENTHS = 10
 SHUFFLES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (14, 14), (16, 16))  # rows and columns of cells
-
-
-@dataclass(frozen=True)
-class Hiding:
-    """What is hidden and shuffled."""
-
-    occlusion_grid: int = 14
-    """Cells in a row and in a column, of which tenths are hidden; the image's size hides single pixels."""
-    occlusion_shift: int = 0
-    """By so many pixels the cells are moved to the right and down, so that they don't fall on a model's patches."""
-    salient: str = ""
-    """A run of a ViT, or one of timm's, such as vit_small_patch16_224.dino: its attention tells which cells matter
-    most, and these are hidden, or all others."""
-
-    def __post_init__(self) -> None:
-        if self.occlusion_grid < 1 or self.occlusion_shift < 0:
-            raise ValueError("--occlusion-grid must be at least 1, and --occlusion-shift at least 0")
 
 
 class PatchDrop:

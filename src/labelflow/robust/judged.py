@@ -84,7 +84,7 @@ def load_judged(
     names: Sequence[str],
     device: torch.device,
     *,
-    start: str = "pretrained",
+    init: str = "pretrained",
     weights: str = "best",
     image_size: int = 0,
     classes: tuple[str, ...] = (),
@@ -98,7 +98,7 @@ def load_judged(
     found = []
     for name, label in zip(names, _labels(names), strict=True):
         model, own = with_weights(name)
-        classifier = load_classifier(model, own or start, image_size, classes, weights)
+        classifier = load_classifier(model, own or init, image_size, classes, weights)
         classifier = replace(classifier, classes=wordnet_names(classifier.classes))
         data = classifier.data
         asked = FromPixels(classifier.model, data.mean, data.std).eval().requires_grad_(False).to(device)
@@ -120,7 +120,7 @@ def own_data(models: Sequence[Judged]) -> Data | None:
     """What all of them were evaluated on when they were trained; None: they don't agree, or have none."""
     runs = [model.classifier.data for model in models if model.classifier.folder]
     first = runs[0] if runs else None
-    keys = ("data", "root", "val_split", "val_fraction", "split_seed")
+    keys = ("source", "root", "val_split", "val_fraction", "split_seed")
     agree = first and all([getattr(run, key) for key in keys] == [getattr(first, key) for key in keys] for run in runs)
     return first if first and agree else None
 

@@ -4,33 +4,18 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from labelflow.arguments import flag
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
 from labelflow.robust.judged import Judged
 from labelflow.robust.results import Finding, Section
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set, folders_in, imagenet_classes, of_classes
+from labelflow.robust.settings import NaturalSets
 
 VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
-
-
-@dataclass(frozen=True)
-class NaturalSets:
-    """Where published sets lie; those that are given are evaluated. They need models of ImageNet's 1000 classes."""
-
-    imagenet_v2: str = ""
-    """ImageNet-V2: the folder of one of its three variants, or that which holds them."""
-    imagenet_a: str = ""
-    """ImageNet-A: 200 class folders."""
-    imagenet_r: str = ""
-    """ImageNet-R: 200 class folders."""
-    imagenet_sketch: str = ""
-    """ImageNet-Sketch: 1000 class folders."""
-    imagenet_real: str = ""
-    """ImageNet's validation images, in class folders or not, to be judged by the ReaL labels."""
 
 
 def open_v2(folder: Path) -> list[Set]:
@@ -130,15 +115,6 @@ class Natural:
                 answered = sum(map(bool, found.truths))
                 notes.append(f"{found.name}: {answered} of {len(found.truths)} images have an answer, and count.")
         return Section("natural", "Natural shifts", findings, notes=notes)
-
-
-def flag(name: str) -> str:
-    """Of a setting.
-
-    >>> flag("imagenet_a")
-    '--imagenet-a'
-    """
-    return f"--{name.replace('_', '-')}"
 
 
 def check_imagenet(model: Judged) -> None:

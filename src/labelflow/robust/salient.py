@@ -63,10 +63,10 @@ class SalientCells(LateChange):
         return relevance(self.model.model, self.model.normalised(seen), any_class, method="rollout")
 
 
-def load_salient(name: str, start: str, device: torch.device) -> SalientCells:
+def load_salient(name: str, init: str, device: torch.device) -> SalientCells:
     """Of a run, or of one of timm's ViTs, which may say its weights; a ValueError if it is no ViT."""
     model, own = with_weights(name)
-    subject = load_subject(model, own or start)
+    subject = load_subject(model, own or init)
     if isinstance(subject.model, VisionTransformer) and not subject.model.num_classes:
         subject.model.reset_classifier(1)  # DINO's have none; rollout asks where it would be
     data = subject.data

@@ -97,16 +97,16 @@ def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:
 
     A folder holds `val/CLASS/…`, `CLASS/…`, or `labels.csv` (file, class) with the images beside or below it.
     """
-    root = Path(data.data)
-    if own or data.data.partition("/")[0].partition("(")[0] in SOURCES:
+    root = Path(data.source)
+    if own or data.source.partition("/")[0].partition("(")[0] in SOURCES:
         source = open_source(data, "val")
         if isinstance(source, Stream):
-            raise ValueError(f"a stream such as {data.data} can't be asked about twice; give a folder, or hfds/NAME")
-        return Set(data.data, source, wordnet_names(source.classes))
+            raise ValueError(f"a stream such as {data.source} can't be asked about twice; give a folder, or hfds/NAME")
+        return Set(data.source, source, wordnet_names(source.classes))
     if (root / "labels.csv").exists():
-        return Set(data.data, _of_table(root, classes), classes)
+        return Set(data.source, _of_table(root, classes), classes)
     source = all_images(root)
-    return Set(data.data, source, tuple(source.classes))
+    return Set(data.source, source, tuple(source.classes))
 
 
 def all_images(root: Path) -> Listed:

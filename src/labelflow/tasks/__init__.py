@@ -1,12 +1,19 @@
 """Data, model, loss and metrics of each task, and its runs."""
 
-from labelflow.tasks.annotation import Annotate, annotate_data, make_annotator
-from labelflow.tasks.classify import Classification, Recipe
-from labelflow.tasks.detect.task import DetectRecipe
-from labelflow.tasks.kinds import AnyRecipe
-from labelflow.tasks.predictions import SURE, find_objects, find_segments, predict
-from labelflow.tasks.runs import Loaded, differences, evaluate_run, load_any, load_run, train_run
-from labelflow.tasks.segment.task import SegmentRecipe
+from typing import TYPE_CHECKING
+
+from labelflow.lazy import exports
+
+if TYPE_CHECKING:
+    from labelflow.labels.settings import Annotate
+    from labelflow.tasks.annotation import annotate_data, make_annotator
+    from labelflow.tasks.classify import Classification
+    from labelflow.tasks.detect.settings import SURE
+    from labelflow.tasks.predictions import find_objects, find_segments, predict
+    from labelflow.tasks.recipe import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, differences
+    from labelflow.tasks.runs import Loaded, evaluate_run, load_any, load_run, train_run
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __all__ = [
     "SURE",

@@ -1,55 +1,20 @@
 """Annotating a data set from the command line: which classifier, which data, progress."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import torch
 from accelerate import Accelerator
 
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
-from labelflow.labels import Annotation, Annotator, Store, annotate
+from labelflow.labels import Annotator, Store, annotate
+from labelflow.labels.settings import Annotate
 from labelflow.tasks.classifiers import load_classifier
-
-
-@dataclass(frozen=True)
-class Annotate:
-    """An annotator, what it annotates, and how."""
-
-    model: str
-    """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
-    out: Path
-    """The folder of the labels."""
-    start: str = "pretrained"
-    """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
-    image_size: int = 0
-    """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
-    split: str = "train"
-    """The part of the data to annotate: train or val."""
-    train_split: str = "train"
-    """What Hugging Face calls the part to train on; as in training."""
-    val_split: str = "val"
-    """What Hugging Face calls the part to evaluate on; as in training."""
-    root: str = "data"
-    """Where torchvision and Hugging Face keep their files."""
-    val_fraction: float = 0.1
-    """How much of a folder without train and val is set aside; as in training."""
-    split_seed: int = 0
-    """Chooses which files are set aside; as in training."""
-    workers: int = -1
-    """Processes that read images; -1: as many as there are cores for them, at most 8."""
-    skip_unreadable: int = 0
-    """How many images that cannot be read are skipped, and told, before it stops. They get labels that say nothing."""
-    resume: bool = False
-    """Go on with the labels in that folder, if they are unfinished."""
-    how: Annotation = field(default_factory=Annotation)
 
 
 def annotate_data(data: str, options: Annotate) -> Store:
     """Annotate a part of a data set, on all processes."""
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=options.how.precision)
     loading = Data(
-        data=data,
+        source=data,
         root=options.root,
         train_split=options.train_split,
         val_split=options.val_split,
@@ -65,7 +30,7 @@ def annotate_data(data: str, options: Annotate) -> Store:
     with accelerator.local_main_process_first():  # which downloads what is not there
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
-        annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
+        annotator = make_annotator(options.model, options.init, options.image_size, list(source.classes))
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
             f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
@@ -83,8 +48,8 @@ def annotate_data(data: str, options: Annotate) -> Store:
         )
 
 
-def make_annotator(model: str, start: str, image_size: int, classes: list[str]) -> Annotator:
+def make_annotator(model: str, init: str, image_size: int, classes: list[str]) -> Annotator:
     """A run's model, or one of timm's. classes: those of the data, for a checkpoint that does not say its own."""
-    found = load_classifier(model, start, image_size, tuple(classes))
+    found = load_classifier(model, init, image_size, tuple(classes))
     data = found.data
     return Annotator(found.model, found.name, found.weights, found.classes, data.image_size, data.mean, data.std)

@@ -31,11 +31,11 @@ class Classifier:
 
 
 def load_classifier(
-    model: str, start: str = "pretrained", image_size: int = 0, classes: tuple[str, ...] = (), weights: str = "best"
+    model: str, init: str = "pretrained", image_size: int = 0, classes: tuple[str, ...] = (), weights: str = "best"
 ) -> Classifier:
     """A run's model, or one of timm's.
 
-    start: timm's weights (pretrained), those of a package (packaged), or a checkpoint file. image_size: 0 for what the
+    init: timm's weights (pretrained), those of a package (packaged), or a checkpoint file. image_size: 0 for what the
     weights were tested with. classes: those of the data, for a checkpoint that does not say its own. weights: of a run.
     """
     if Path(model).is_dir():
@@ -44,15 +44,15 @@ def load_classifier(
     if "/" in name:
         raise ValueError(f"there is no run {model}")
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if not start:
-        raise ValueError(f"{name} needs trained weights: --start pretrained, packaged, or a checkpoint file")
-    start_is_file = start not in ("pretrained", "packaged")
-    if start_is_file:
-        arguments = {"num_classes": _count_classes(start, cfg), **arguments}
+    if not init:
+        raise ValueError(f"{name} needs trained weights: --init pretrained, packaged, or a checkpoint file")
+    is_file = init not in ("pretrained", "packaged")
+    if is_file:
+        arguments = {"num_classes": _count_classes(init, cfg), **arguments}
     size = image_size or (max((cfg.test_input_size or cfg.input_size)[1:]) if cfg else 224)
     if cfg is not None and cfg.fixed_input_size:
         arguments = {"img_size": size, **arguments}
-    network = create(name, start=start, **arguments).eval()
+    network = create(name, init=init, **arguments).eval()
     seen = resolve_data_config(pretrained_cfg=network.pretrained_cfg, use_test_size=True)
     data = Data(
         image_size=size,
@@ -61,8 +61,8 @@ def load_classifier(
         mean=tuple(seen["mean"]),
         std=tuple(seen["std"]),
     )
-    origin = _fingerprint(start) if start_is_file else start
-    names = _names(network, classes, known=not start_is_file)
+    origin = _fingerprint(init) if is_file else init
+    names = _names(network, classes, known=not is_file)
     return Classifier(model, network, origin, names, data, crop_mode=seen.get("crop_mode") or "center")
 
 

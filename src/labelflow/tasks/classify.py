@@ -4,8 +4,8 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import timm
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data import Batch, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
-from labelflow.engine.optim import schedule_lengths
+from labelflow.engine.optim import check_optimizer, schedule_lengths
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
@@ -24,32 +24,7 @@ from labelflow.mixers import guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
-from labelflow.tasks.parts import Changeable
-
-
-@dataclass(frozen=True)
-class Recipe(Changeable):
-    """Everything that decides what a run computes."""
-
-    model: str = "deit_small_patch16_224"
-    """A timm model, with arguments where wanted: 'vit_tiny_patch16_224(patch_size=8, depth=6)'."""
-    start: str = ""
-    """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
-    drop_path: float = 0.1
-    """Stochastic depth, growing linearly to this rate."""
-    mixer: str = "cutmix(alpha=1.0)"
-    """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
-    target: str = "tl_align"
-    """What it is trained on: plain, tl_align, transmix, sm_mix; with --labels token_label, token_label_aligned,
-    relabel, token_mix."""
-    smoothing: float = 0.1
-    """Label smoothing."""
-    data: Data = field(default_factory=Data)
-    training: Training = field(default_factory=Training)
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {self.mixer}, {self.target}"
+from labelflow.tasks.recipe import KINDS, Recipe
 
 
 class Evaluation:
@@ -63,7 +38,7 @@ class Evaluation:
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
         if self._loader is None:  # its workers live on
-            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = eval_batches(self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes)
         return self._loader
 
@@ -85,7 +60,7 @@ class Evaluation:
 class Classification(Evaluation):
     """A classifier of a recipe on its data."""
 
-    headline = "top1"
+    headline = KINDS["classify"].headline
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
@@ -96,12 +71,12 @@ class Classification(Evaluation):
         self.classes = list(self.train_source.classes)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
-        check_batch(recipe.training, self.samples)
+        check_training(recipe.training, self.samples)
         self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
-        check_colours(self.model_name, recipe.start, recipe.data.mean, recipe.data.std)
-        check_classifier(recipe.start)
+        check_colours(self.model_name, recipe.init, recipe.data.mean, recipe.data.std)
+        check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
+        model = create(self.model_name, init=weights_file(recipe.init), **self.model_arguments)
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
@@ -121,18 +96,18 @@ class Classification(Evaluation):
             "guide_parameters": guide_parameters(self.mixer),
         }
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         training = self.recipe.training
         return train_batches(
             self.train_source,
             self.recipe.data,
             batch=training.batch,
-            group=training.group,
+            micro_batch=training.micro_batch,
             updates=updates,
             seed=training.seed,
             rank=rank,
             processes=processes,
-            start=start,
+            first_update=first_update,
             labeller=self.labeller,
         )
 
@@ -143,7 +118,7 @@ class Classification(Evaluation):
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
         if isinstance(self.train_source, Stream):
             raise ValueError(
-                f"a stream such as {self.recipe.data.data} does not name its samples: no label can be found"
+                f"a stream such as {self.recipe.data.source} does not name its samples: no label can be found"
             )
         check_keys(store, self.train_source)
         size = self.recipe.data.image_size
@@ -174,7 +149,7 @@ def _check_labels(recipe: Recipe, target: Target) -> None:
 
 
 def _how_to_label(recipe: Recipe) -> str:
-    how = f"labelflow annotate {recipe.data.data} --model MODEL --out LABELS"
+    how = f"labelflow annotate {quote(recipe.data.source)} --model MODEL --out LABELS"
     return f"make them with {how}, and train with --labels LABELS"
 
 
@@ -200,19 +175,26 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
     return name, arguments | given
 
 
-def check_batch(training: Training, samples: int) -> None:
+def build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
+    """The model of a run, as its card says, with random weights."""
+    return create(card["model"], **card["arguments"])
+
+
+def check_training(training: Training, samples: int) -> None:
+    """What can be wrong with the settings, asked before anything is written."""
+    check_optimizer(training.optimizer)
     if samples < training.batch:
         raise ValueError(
             f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
-            "(and --group)"
+            "(and --micro-batch)"
         )
-    schedule_lengths(training, samples // training.batch)  # before anything is written
+    schedule_lengths(training, samples // training.batch)
 
 
-def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """timm's weights know images that were normalised in their way."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if cfg is not None and start in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
+    if cfg is not None and init in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
         wanted_mean, wanted_std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
         raise ValueError(f"timm's weights of {name} expect other colours: --mean {wanted_mean} --std {wanted_std}")
 
@@ -220,18 +202,18 @@ def check_colours(name: str, start: str, mean: tuple[float, ...], std: tuple[flo
 def check_classifier(folder: str) -> None:
     """A run to start from is a classifier's."""
     is_run = folder and (Path(folder) / "model.json").exists()
-    if is_run and Run(folder).read("model.json").get("task", "train") != "train":
+    if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
         raise ValueError(f"{folder} is a segmenter's or detector's run; a classifier's is needed to start from")
 
 
-def weights_file(start: str) -> str:
+def weights_file(init: str) -> str:
     """Of a run's folder, its best weights."""
-    if start and Path(start).is_dir():
+    if init and Path(init).is_dir():
         for name in ("best.safetensors", "last.safetensors"):
-            if (Path(start) / name).exists():
-                return str(Path(start) / name)
-        raise ValueError(f"{start} is not a run with weights: it has no best.safetensors")
-    return start
+            if (Path(init) / name).exists():
+                return str(Path(init) / name)
+        raise ValueError(f"{init} is not a run with weights: it has no best.safetensors")
+    return init
 
 
 def check_classes(expected: list[str], found: list[str], what: str) -> None:

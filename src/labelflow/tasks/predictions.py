@@ -11,12 +11,11 @@ from torchvision.transforms.v2 import functional as T
 
 from labelflow.data import eval_transform
 from labelflow.tasks.classify import Recipe
+from labelflow.tasks.detect.settings import SURE
 from labelflow.tasks.detect.task import DetectRecipe
 from labelflow.tasks.runs import Loaded
 from labelflow.tasks.segment import sliding
 from labelflow.tasks.segment.task import SegmentRecipe
-
-SURE = 0.3  # how sure a detector must be of an object that is shown
 
 
 @torch.no_grad()

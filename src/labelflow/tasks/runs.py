@@ -2,8 +2,8 @@
 
 import platform
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,16 +15,16 @@ import torchvision
 from accelerate import Accelerator
 from torch import nn
 
-from labelflow.data import check_groups
+from labelflow.data import check_micro_batches
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import create, load_exactly
-from labelflow.tasks.classify import Recipe, check_classes, weights_file
-from labelflow.tasks.kinds import KINDS, AnyRecipe, kind_of
+from labelflow.tasks.classify import check_classes, weights_file
+from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # What may change when a run goes on: it changes what is kept and shown, not what is computed.
-FREE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
+RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
 def train_run(
@@ -33,7 +33,7 @@ def train_run(
     resume: bool,
     name: str = "",
     quiet: bool = False,
-    free: Collection[str] = FREE,
+    free: Collection[str] = RESUME_MAY_CHANGE,
     last: bool = True,
 ) -> dict[str, float]:
     """Train a recipe in a folder; returns the metrics of the last evaluation.
@@ -42,7 +42,7 @@ def train_run(
     """
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
-    check_groups(recipe.training.batch, recipe.training.group, accelerator.num_processes)
+    check_micro_batches(recipe.training.batch, recipe.training.micro_batch, accelerator.num_processes)
     _check_folder(run, recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
@@ -62,10 +62,11 @@ def train_run(
         accelerator.wait_for_everyone()
         if recipe.training.tracker:
             accelerator.init_trackers("labelflow", config={key: str(v) for key, v in flat(asdict(recipe))})
+        processes = accelerator.num_processes
         progress.say(
             f"{task.samples} training samples of {len(task.classes)} classes, "
             f"{sum(p.numel() for p in task.student.parameters()) / 1e6:.1f} M parameters, "
-            f"{accelerator.num_processes} process{'es' * (accelerator.num_processes > 1)} on {accelerator.device.type}"
+            f"{processes} {'process' if processes == 1 else 'processes'} on {accelerator.device.type}"
         )
         try:
             metrics = train(task, recipe.training, run, accelerator, progress)
@@ -91,7 +92,7 @@ class Loaded(Generic[AnyRecipeType]):
 
 def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded[Recipe]:
     """The model of a run, in eval mode. weights: best (or last, before the first evaluation), last, or a file."""
-    loaded: Loaded[Recipe] = load_any(folder, weights, "train", image_size)
+    loaded: Loaded[Recipe] = load_any(folder, weights, "classify", image_size)
     return loaded
 
 
@@ -102,45 +103,14 @@ def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_si
     known = {"best": weights_file(str(folder)), "last": str(run / "last.safetensors")}
     file, arguments = known.get(weights, weights), card.get("arguments", {})
     if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
-        model = create(card["model"], start=file, **{**arguments, "img_size": image_size})
+        model = create(card["model"], init=file, **{**arguments, "img_size": image_size})
     else:
         model = load_exactly(kind_of(recipe).build(recipe, card), file)
     return Loaded(recipe, card["classes"], model.eval())
 
 
-def read_recipe(run: Run) -> Recipe:
-    """Of a classifier."""
-    recipe: Recipe = read_any_recipe(run, "train")
-    return recipe
-
-
-def read_any_recipe(run: Run, kind: str = "") -> Any:
-    """Of any task, or of the one that it must be."""
-    values = run.read("recipe.json")
-    try:
-        own = KINDS[values.get("task", "train")]
-        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
-    if kind and own.name != kind:
-        raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
-    return recipe
-
-
-def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass of what `asdict` made of it."""
-    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
-    settings = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            settings[name] = _from_json(parts[name], value)
-        else:
-            settings[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**settings)
-
-
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
-    """The metrics of a run's model on its own evaluation data, or with other settings (`data="folder"`)."""
+    """The metrics of a run's model on its own evaluation data, or with other settings (`source="folder"`)."""
     return evaluate_in_detail(folder, weights, **changes).metrics
 
 
@@ -161,26 +131,9 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
         task = kind.evaluation(recipe, progress.say)
-        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.data}")
+        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.source}")
         student = accelerator.prepare(kind.student(loaded.model))
         return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
-
-
-def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two recipes differ: name, one's value, the other's."""
-    second = dict(flat(asdict(other)))
-    for name, value in flat(asdict(one)):
-        if second[name] != value:
-            yield name, value, second[name]
-
-
-def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe and of its parts, under their own names."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value)
-        else:
-            yield name, value
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

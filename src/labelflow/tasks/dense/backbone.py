@@ -100,11 +100,11 @@ PADDED = {
 }
 
 
-def make_levels(backbone: str, start: str = "", drop_path: float = 0.0, image_size: int = 0, count: int = 4) -> Levels:
+def make_levels(backbone: str, init: str = "", drop_path: float = 0.0, image_size: int = 0, count: int = 4) -> Levels:
     """The levels of a backbone: strides 4, 8, 16, 32 of a model in stages; of a plain ViT those of its neck.
 
     backbone: a timm model, with arguments where wanted, or the folder of a classifier's run, whose model and weights
-    are taken. start: a timm model's weights, '', 'pretrained', 'packaged', a checkpoint file, or a run of the same
+    are taken. init: a timm model's weights, '', 'pretrained', 'packaged', a checkpoint file, or a run of the same
     model, which says the model's arguments, too. image_size: for which positions are learned, if there are such; 0:
     that of the backbone. Images of other sizes get them interpolated. count: 4, or 2 for an FCN: the last two, for
     which a plain ViT has other layers.
@@ -113,7 +113,7 @@ def make_levels(backbone: str, start: str = "", drop_path: float = 0.0, image_si
     >>> levels.channels, levels.strides
     ([32, 64, 160, 256], [4, 8, 16, 32])
     """
-    name, arguments, weights = resolve(backbone, start, image_size)
+    name, arguments, weights = resolve(backbone, init, image_size)
     family = _family(name)
     model = _create(name, weights, drop_path, {**ANY_SIZE.get(family, {}), **arguments})
     levels = _plain_levels(model, count) if _is_plain(model) else _stage_levels(model, count, NORMED.get(family))
@@ -157,26 +157,26 @@ class Backbone(NamedTuple):
         return f"{self.name}({arguments})" if arguments else self.name
 
 
-def resolve(backbone: str, start: str = "", image_size: int = 0) -> Backbone:
-    """What a backbone and its start mean. Arguments: those of a run, the image size, those that were asked for; each
+def resolve(backbone: str, init: str = "", image_size: int = 0) -> Backbone:
+    """What a backbone and its weights mean. Arguments: those of a run, the image size, those that were asked for; each
     goes before the ones that come earlier."""
     given: dict[str, Any] = {}
     learned: dict[str, Any] = {}
     if _is_run(backbone):
-        if start:
-            raise ValueError(f"the run {backbone} brings its own weights: omit --start, or name a model")
+        if init:
+            raise ValueError(f"the run {backbone} brings its own weights: omit --init, or name a model")
         name, learned = _run_model(backbone)
-        start = backbone
+        init = backbone
     else:
         name, given = parse(backbone)
-        if start and Path(start).is_dir():
-            trained, learned = _run_model(start)
+        if init and Path(init).is_dir():
+            trained, learned = _run_model(init)
             if trained != name:
                 raise ValueError(
-                    f"{start} is a run of {trained}, not of {name}: give the run itself as --backbone, without --start"
+                    f"{init} is a run of {trained}, not of {name}: give the run itself as --backbone, without --init"
                 )
     size = {"img_size": image_size} if image_size and _family(name) in ANY_SIZE else {}
-    return Backbone(name, {**learned, **size, **given}, weights_file(start))
+    return Backbone(name, {**learned, **size, **given}, weights_file(init))
 
 
 def _is_run(backbone: str) -> bool:

@@ -59,8 +59,8 @@ class Samples(Dataset[View]):
 
 
 def load_training(samples: Samples, collate: Collate, workers: int, **plan: int) -> Iterator[Any]:
-    """The groups of one process, update by update, across epochs; plan: batch, group, updates, rank, processes, start
-    (an update to begin with), as `TrainBatches` has them."""
+    """The micro-batches of one process, update by update, across epochs; plan: batch, micro_batch, updates, rank,
+    processes, first_update (an update to begin with), as `TrainBatches` has them."""
     batches = TrainBatches(len(samples.source), seed=samples.seed, **plan)
     return iter(make_loader(samples, collate, workers, batch_sampler=batches))
 

@@ -11,7 +11,7 @@ from torch import nn
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Unreadable
 from labelflow.engine import Details, Run
-from labelflow.tasks.classify import check_batch, check_classes, check_colours
+from labelflow.tasks.classify import check_classes, check_colours, check_training
 from labelflow.tasks.dense.loading import DenseSource
 
 Colours = tuple[float, ...]  # of red, green and blue
@@ -22,19 +22,14 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def check_drop_path(rate: float) -> None:
-    if not 0 <= rate < 1:
-        raise ValueError(f"drop_path must lie in [0, 1), not {rate}")
-
-
-def check_run_colours(start: str, mean: Colours, std: Colours) -> None:
+def check_run_colours(init: str, mean: Colours, std: Colours) -> None:
     """A run's model knows images that were normalised in its way."""
-    if not start or not Path(start).is_dir():
+    if not init or not Path(init).is_dir():
         return
-    used = Run(start).read("recipe.json")["data"]
+    used = Run(init).read("recipe.json")["data"]
     if (tuple(used["mean"]), tuple(used["std"])) != (mean, std):
         mean_used, std_used = (" ".join(map(str, used[name])) for name in ("mean", "std"))
-        raise ValueError(f"{start} was trained with another mean or std: use --mean {mean_used} --std {std_used}")
+        raise ValueError(f"{init} was trained with another mean or std: use --mean {mean_used} --std {std_used}")
 
 
 class DenseTask:
@@ -63,12 +58,12 @@ class DenseTask:
         self.train_source: DenseSource = self.open(recipe.data, "train")
         check_classes(list(self.train_source.classes), self.classes, "the evaluation data")
         self.samples = len(self.train_source)
-        check_batch(training, self.samples)
-        check_colours(recipe.backbone.partition("(")[0], recipe.start, *self.colours())
+        check_training(training, self.samples)
+        check_colours(recipe.backbone.partition("(")[0], recipe.init, *self.colours())
         torch.manual_seed(seed_of(training.seed, Purpose.WEIGHTS))
         self.model = self.make_model()  # a run that it starts from is a classifier's, or ValueError
-        for start in (recipe.backbone, recipe.start):
-            check_run_colours(start, *self.colours())
+        for run in (recipe.backbone, recipe.init):
+            check_run_colours(run, *self.colours())
         if training.checkpointing:
             self.model.set_grad_checkpointing()
         self.student = DenseStudent(self.model)
@@ -80,23 +75,23 @@ class DenseTask:
         """Mean and spread that images are normalised with."""
         raise NotImplementedError
 
-    def train_batches(self, updates: int, start: int, rank: int, processes: int) -> Iterator[Any]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Any]:
         training = self.recipe.training
         return self.train_loader(
             self.train_source,
             self.recipe.data,
             batch=training.batch,
-            group=training.group,
+            micro_batch=training.micro_batch,
             updates=updates,
             seed=training.seed,
             rank=rank,
             processes=processes,
-            start=start,
+            first_update=first_update,
         )
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Any]:
         if self._loader is None:  # its workers live on
-            batch = self.recipe.training.eval_batch or self.recipe.training.group
+            batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = self.eval_loader(
                 self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes
             )

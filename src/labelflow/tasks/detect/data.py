@@ -179,12 +179,12 @@ def _pictures(content: Entry, categories: list[int]) -> list[Picture]:
 
 def open_source(data: DetectData, split: str) -> Coco | WorldObjects:
     """The part "train" or "val" of the data, checked: `ValueError` where something is wrong with it."""
-    if is_world(data.data):
-        return WorldObjects(open_world(data.data, split, 256))
+    if is_world(data.source):
+        return WorldObjects(open_world(data.source, split, 256))
     evaluator()  # is there, or ValueError
     training = split == "train"
     file, images = (data.train_json, data.train_images) if training else (data.val_json, data.val_images)
-    root = Path(data.data)
+    root = Path(data.source)
     found = given(root, file) if file else find_annotations(root, split)
     where = given(root, images) if images else None
     return Coco(found, where, training=training, keep_empty=data.keep_empty, drop=data.bad_objects == "drop")

@@ -23,7 +23,7 @@ OUTSIDE = 0.5  # pixels by which a box may leave its image: rounding
 def make_detector(
     backbone: str = "swin_tiny_patch4_window7_224",
     classes: int = 80,
-    start: str = "",
+    init: str = "",
     *,
     sizes: Sizes | None = None,
     drop_path: float = 0.2,
@@ -34,12 +34,12 @@ def make_detector(
 ) -> "CascadeMaskRCNN":
     """A detector on a timm model.
 
-    start: '' for random weights, 'pretrained' for timm's own, a checkpoint file, or the folder of a run. In
+    init: '' for random weights, 'pretrained' for timm's own, a checkpoint file, or the folder of a run. In
     evaluation, images are resized to a short side, or to a long side where it would be more.
     """
     if classes < 1:
         raise ValueError(f"classes, background aside, must be at least 1, not {classes}")
-    levels = make_levels(backbone, start, drop_path)
+    levels = make_levels(backbone, init, drop_path)
     if list(levels.strides) != list(STRIDES):
         raise ValueError(
             f"a detector needs levels at strides 4, 8, 16 and 32; those of {backbone} are {levels.strides}"

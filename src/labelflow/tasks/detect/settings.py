@@ -1,14 +1,18 @@
 """The settings of a detection recipe: its data, and how large a detector is."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+SURE = 0.3  # how sure a detector must be of an object that is shown
 
 
 @dataclass(frozen=True)
 class DetectData:
     """Where images and objects come from, and how they are seen."""
 
-    data: str = "world"
+    source: Annotated[str, arg(name="data")] = "world"
     """A folder in COCO's format: annotations/instances_train2017.json, train2017/, and so for val2017; names that are
     like these are found. Or world(train=…, val=…, objects=2), which needs no files."""
     train_json: str = ""

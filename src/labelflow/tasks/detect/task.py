@@ -1,59 +1,23 @@
 """Detection and instance segmentation: the recipe, and what the engine needs to run it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Generator, Tensor, nn
 
-from labelflow.engine import Training
 from labelflow.loss import Term
-from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_none
+from labelflow.tasks.dense.task import Colours, DenseTask, or_none
 from labelflow.tasks.detect.data import open_source
 from labelflow.tasks.detect.metrics import Detections, on_main, scores_and_classes
 from labelflow.tasks.detect.model import CascadeMaskRCNN, make_detector
-from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.detect.views import Batch, eval_batches, train_batches
-from labelflow.tasks.parts import Changeable
-
-
-@dataclass(frozen=True)
-class DetectRecipe(Changeable):
-    """Everything that decides what a detector's run computes."""
-
-    backbone: str = "swin_tiny_patch4_window7_224"
-    """A timm model with maps at strides 4, 8, 16 and 32, or the folder of a run, whose model and weights are taken."""
-    start: str = ""
-    """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
-    drop_path: float = 0.2
-    """Stochastic depth of the backbone, growing linearly to this rate."""
-    short_side: int = 800
-    """In evaluation, images are resized until their shorter side is this long, …"""
-    long_side: int = 1333
-    """… or their longer side that long, whichever is less."""
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
-    """Mean of the colour channels, taken off."""
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
-    """Spread of the colour channels, divided by."""
-    sizes: Sizes = field(default_factory=Sizes)
-    data: DetectData = field(default_factory=DetectData)
-    training: Training = field(default_factory=Training)
-
-    def __post_init__(self) -> None:
-        check_drop_path(self.drop_path)
-        if not 1 <= self.short_side <= self.long_side:
-            raise ValueError(f"sides must be 1 ≤ short_side ≤ long_side, not {self.short_side} and {self.long_side}")
-
-    @property
-    def title(self) -> str:
-        return f"Cascade Mask R-CNN on {self.backbone}"
+from labelflow.tasks.recipe import KINDS, DetectRecipe
 
 
 class Detection(DenseTask):
     """A detector of a recipe on its data."""
 
-    headline = "box_ap"
+    headline = KINDS["detect"].headline
     open = staticmethod(open_source)
     train_loader = staticmethod(train_batches)
     eval_loader = staticmethod(eval_batches)
@@ -68,7 +32,7 @@ class Detection(DenseTask):
     def make_model(self) -> CascadeMaskRCNN:
         if self.recipe.training.compile:
             raise ValueError("a detector would be recompiled for every image size: omit --compile")
-        return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.start)
+        return _detector(self.recipe, self.recipe.backbone, len(self.classes), self.recipe.init)
 
     def colours(self) -> tuple[Colours, Colours]:
         return self.recipe.mean, self.recipe.std
@@ -101,11 +65,11 @@ def build_detector(recipe: DetectRecipe, card: dict[str, Any]) -> CascadeMaskRCN
     return _detector(recipe, card["model"], len(card["classes"]))
 
 
-def _detector(recipe: DetectRecipe, backbone: str, classes: int, start: str = "") -> CascadeMaskRCNN:
+def _detector(recipe: DetectRecipe, backbone: str, classes: int, init: str = "") -> CascadeMaskRCNN:
     return make_detector(
         backbone,
         classes,
-        start,
+        init,
         sizes=recipe.sizes,
         drop_path=recipe.drop_path,
         short_side=recipe.short_side,

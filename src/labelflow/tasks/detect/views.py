@@ -89,7 +89,7 @@ def crop(sample: Sample, box: tuple[int, int, int, int]) -> Sample:
 
 
 def train_batches(source: DenseSource, data: DetectData, *, seed: int, **plan: int) -> Iterator[Batch]:
-    """The groups of one process, update by update: see `load_training`."""
+    """The micro-batches of one process, update by update: see `load_training`."""
     return load_training(Samples(source, partial(train_view, data=data), seed, True), collate, data.workers, **plan)
 
 

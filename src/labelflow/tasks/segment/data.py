@@ -95,9 +95,9 @@ class WorldMasks:
 
 def open_source(data: SegmentData, split: str) -> DenseSource:
     """The part "train" or "val" of the data, checked: `ValueError` where images and masks do not fit."""
-    if is_world(data.data):
-        return WorldMasks(open_world(data.data, split, data.short))
-    root = Path(data.data)
+    if is_world(data.source):
+        return WorldMasks(open_world(data.source, split, data.short))
+    root = Path(data.source)
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; there is world, too, which needs no files")
     name = data.layout if data.layout != "auto" else looks_like(root)

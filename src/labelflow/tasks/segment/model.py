@@ -62,7 +62,7 @@ def make_segmenter(
     backbone: str = "swin_tiny_patch4_window7_224",
     head: str = "upernet",
     classes: int = 150,
-    start: str = "",
+    init: str = "",
     drop_path: float = 0.0,
     image_size: int = 0,
     width: int = 0,
@@ -80,7 +80,7 @@ def make_segmenter(
         raise ValueError(f"there is no head {head!r}; there are {', '.join(HEADS)}")
     if classes < 2:
         raise ValueError(f"a segmenter needs at least two classes, not {classes}")
-    levels = make_levels(backbone, start, drop_path, image_size, count=4 if head == "upernet" else 2)
+    levels = make_levels(backbone, init, drop_path, image_size, count=4 if head == "upernet" else 2)
     channels = levels.channels
     is_lvvit = isinstance(levels.model, lvvit.LVViT)
     large = is_lvvit and head == "upernet" and channels[0] >= 768  # LV-ViT-L

@@ -1,16 +1,18 @@
-"""What is seen: the data of a segmentation recipe."""
+"""What is seen, and how a model is asked: the settings of a segmentation recipe."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from tyro.conf import arg
+
+from labelflow.data.settings import IMAGENET_MEAN, IMAGENET_STD
 
 
 @dataclass(frozen=True)
 class SegmentData:
     """Where images and masks come from, and how they are seen."""
 
-    data: str = "world"
+    source: Annotated[str, arg(name="data")] = "world"
     """A folder: ADE20K, CamVid or Pets as they are published, or images/ and masks/ of the same names, in train/ and
     val/ or not; or world(train=…, val=…, objects=2), which needs no files."""
     layout: Literal["auto", "ade20k", "camvid", "pets", "folder"] = "auto"
@@ -39,9 +41,9 @@ class SegmentData:
     """Probability of a horizontal flip."""
     photometric: bool = True
     """Whether brightness, contrast, saturation and hue change at random."""
-    mean: tuple[float, float, float] = IMAGENET_DEFAULT_MEAN
+    mean: tuple[float, float, float] = IMAGENET_MEAN
     """Mean of the colour channels, taken off."""
-    std: tuple[float, float, float] = IMAGENET_DEFAULT_STD
+    std: tuple[float, float, float] = IMAGENET_STD
     """Spread of the colour channels, divided by."""
     workers: int = -1
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
@@ -56,3 +58,29 @@ class SegmentData:
         for name in ("flip", "most"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How a model is asked."""
+
+    short: int = 512
+    """Images are resized until their shorter side is this long, …"""
+    long: int = 2048
+    """… or their longer side that long, whichever is less."""
+    window: int = 0
+    """Side of a sliding window; 0: the whole image at once."""
+    stride: int = 0
+    """How far windows are apart; 0: two thirds of one."""
+    scales: tuple[float, ...] = (1.0,)
+    """Sizes to ask at, as parts of the above. The scores are averaged."""
+    flips: bool = False
+    """Ask about the mirrored image, too."""
+
+    def __post_init__(self) -> None:
+        if self.short < 1 or self.long < self.short:
+            raise ValueError(f"short and long sides must be 1 ≤ short ≤ long, not {self.short} and {self.long}")
+        if self.window < 0 or not 0 <= self.stride <= self.window:
+            raise ValueError(f"a stride must not leave gaps: 0 to {self.window}, the window, not {self.stride}")
+        if not self.scales or min(self.scales) <= 0:
+            raise ValueError(f"scales must be greater than 0, one at least, not {self.scales}")

@@ -5,41 +5,15 @@ Shapes: B batch, C classes, H×W pixels of the original image.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from labelflow.tasks.dense.layers import fit
+from labelflow.tasks.segment.settings import Inference
 
 Model = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Inference:
-    """How a model is asked."""
-
-    short: int = 512
-    """Images are resized until their shorter side is this long, …"""
-    long: int = 2048
-    """… or their longer side that long, whichever is less."""
-    window: int = 0
-    """Side of a sliding window; 0: the whole image at once."""
-    stride: int = 0
-    """How far windows are apart; 0: two thirds of one."""
-    scales: tuple[float, ...] = (1.0,)
-    """Sizes to ask at, as parts of the above. The scores are averaged."""
-    flips: bool = False
-    """Ask about the mirrored image, too."""
-
-    def __post_init__(self) -> None:
-        if self.short < 1 or self.long < self.short:
-            raise ValueError(f"short and long sides must be 1 ≤ short ≤ long, not {self.short} and {self.long}")
-        if self.window < 0 or not 0 <= self.stride <= self.window:
-            raise ValueError(f"a stride must not leave gaps: 0 to {self.window}, the window, not {self.stride}")
-        if not self.scales or min(self.scales) <= 0:
-            raise ValueError(f"scales must be at least one number greater than 0, not {self.scales}")
 
 
 def classify(model: Model, images: Tensor, how: Inference | None = None, rows: int = 32) -> Tensor:

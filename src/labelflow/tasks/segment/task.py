@@ -4,72 +4,27 @@ Shapes: B batch, C classes, H×W pixels.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from labelflow.engine import Training
 from labelflow.loss import Term
-from labelflow.tasks.dense.task import Colours, DenseTask, check_drop_path, or_none
-from labelflow.tasks.parts import Changeable
+from labelflow.tasks.dense.task import Colours, DenseTask, or_none
+from labelflow.tasks.recipe import KINDS, SegmentRecipe
 from labelflow.tasks.segment.data import open_source
 from labelflow.tasks.segment.heads import UperHead
 from labelflow.tasks.segment.metrics import VOID, confusion, per_class, scores
 from labelflow.tasks.segment.model import Segmenter, make_segmenter
-from labelflow.tasks.segment.settings import SegmentData
-from labelflow.tasks.segment.sliding import Inference, classify
+from labelflow.tasks.segment.sliding import classify
 from labelflow.tasks.segment.views import Batch, EvalBatch, eval_batches, train_batches
-
-
-@dataclass(frozen=True)
-class SegmentRecipe(Changeable):
-    """Everything that decides what a segmenter's run computes."""
-
-    backbone: str = "swin_tiny_patch4_window7_224"
-    """A timm model, with arguments where wanted, or the folder of a run, whose model and weights are taken."""
-    start: str = ""
-    """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
-    head: Literal["upernet", "fcn"] = "upernet"
-    """What makes classes of features."""
-    width: int = 0
-    """Channels of the head; 0: as published."""
-    drop_path: float = 0.1
-    """Stochastic depth of the backbone, growing linearly to this rate."""
-    auxiliary: float = 0.4
-    """Weight of the auxiliary head's loss."""
-    window: int = 0
-    """In evaluation, the side of a sliding window; 0: the whole image at once."""
-    stride: int = 0
-    """How far windows are apart; 0: two thirds of one."""
-    scales: tuple[float, ...] = (1.0,)
-    """Sizes to ask at in evaluation, whose answers are averaged. The papers' multi-scale test: 0.75 1 1.25 1.5 1.75."""
-    flips: bool = False
-    """In evaluation, ask about the mirrored image, too."""
-    data: SegmentData = field(default_factory=SegmentData)
-    training: Training = field(default_factory=Training)
-
-    def __post_init__(self) -> None:
-        check_drop_path(self.drop_path)
-        if self.width < 0 or self.auxiliary < 0:
-            raise ValueError(f"width and auxiliary must not be negative: {self.width}, {self.auxiliary}")
-        assert self.inference  # a ValueError now, not at the first evaluation
-
-    @property
-    def title(self) -> str:
-        return f"{self.head} on {self.backbone}"
-
-    @property
-    def inference(self) -> Inference:
-        return Inference(self.data.short, self.data.long, self.window, self.stride, self.scales, self.flips)
 
 
 class Segmentation(DenseTask):
     """A segmenter of a recipe on its data."""
 
-    headline = "miou"
+    headline = KINDS["segment"].headline
     open = staticmethod(open_source)
     train_loader = staticmethod(train_batches)
     eval_loader = staticmethod(eval_batches)
@@ -80,7 +35,7 @@ class Segmentation(DenseTask):
             recipe.backbone,
             recipe.head,
             len(self.classes),
-            recipe.start,
+            recipe.init,
             recipe.drop_path,
             image_size=recipe.data.crop,
             width=recipe.width,
@@ -89,8 +44,8 @@ class Segmentation(DenseTask):
     def _prepare(self) -> None:
         super()._prepare()
         head = self.model.head
-        if isinstance(head, UperHead) and not head.can_norm(self.recipe.training.group):
-            raise ValueError("UperNet's batch norm sees one pixel of each image: choose a --group of 2 or more")
+        if isinstance(head, UperHead) and not head.can_norm(self.recipe.training.micro_batch):
+            raise ValueError("UperNet's batch norm sees one pixel of each image: choose a --micro-batch of 2 or more")
 
     def colours(self) -> tuple[Colours, Colours]:
         return self.recipe.data.mean, self.recipe.data.std

@@ -24,7 +24,7 @@ TRIES = 10  # of a crop, after the first
 
 
 class Batch(NamedTuple):
-    """A group to train on."""
+    """A micro-batch to train on."""
 
     images: Tensor  # (B, 3, crop, crop)
     masks: Tensor  # (B, crop, crop): a class, or 255; uint8 until it gets to a device, then long
@@ -113,7 +113,7 @@ def saturate(image: Tensor, factor: float) -> Tensor:
 
 
 def train_batches(source: DenseSource, data: SegmentData, *, seed: int, **plan: int) -> Iterator[Batch]:
-    """The groups of one process, update by update: see `load_training`."""
+    """The micro-batches of one process, update by update: see `load_training`."""
     return load_training(Samples(source, partial(train_view, data=data), seed, True), _stack, data.workers, **plan)
 
 

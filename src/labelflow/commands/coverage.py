@@ -3,24 +3,28 @@
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import timm
-from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
 
-from labelflow.analysis import coverage as models
-from labelflow.engine.progress import Counted
+if TYPE_CHECKING:
+    from labelflow.analysis.coverage import Tried
 
 
 def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = None) -> None:
     """Which of timm's models labels can follow: attaches all, and runs one of each kind.
-    Example: labelflow coverage "eva02*" "convnext*"
 
     Args:
         patterns: Model names, with * for any part; none: all of timm's models, which takes 40 minutes on one core.
         write: A Markdown file for the table.
     """
+    import timm
+    from rich.console import Console
+    from rich.table import Table
+
+    from labelflow.analysis import coverage as models
+    from labelflow.engine.progress import Counted
+
     chosen = [name for pattern in patterns for name in timm.list_models(pattern)]
     names = list(dict.fromkeys(chosen)) if patterns else models.names_of_timm()
     if not names:
@@ -47,8 +51,10 @@ def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = No
         print(f"wrote {write}")
 
 
-def _run(name: str) -> models.Tried:
+def _run(name: str) -> "Tried":
     """A model that stops with an error has not passed; the others are still tried."""
+    from labelflow.analysis import coverage as models
+
     try:
         return models.run(name)
     except Exception as error:

@@ -6,19 +6,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from labelflow.data import Data
-from labelflow.robust.judged import Judged, load_judged, own_data
-from labelflow.robust.natural import flag
-from labelflow.robust.page import as_json, show, write_json, write_page, write_svg
-from labelflow.robust.results import Section
-from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, all_images, open_own
-from labelflow.robust.suites import SUITES, Settings, choose_suites
+from labelflow.arguments import flag
+from labelflow.data.settings import Data
+from labelflow.robust.settings import Settings
+from labelflow.robust.suites import SUITES, choose_suites
+
+if TYPE_CHECKING:
+    import torch
+
+    from labelflow.robust.judged import Judged
+    from labelflow.robust.results import Section
+    from labelflow.robust.session import Session
+    from labelflow.robust.sets import Set
+
+
+WHICH = "Which suites, such as corruptions,attack"
 
 
 @dataclass(frozen=True)
@@ -27,15 +33,13 @@ class Robust:
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
     """Folders of runs, and timm's models, which may say their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
-    suite: str = ""
-    """Which suites, such as corruptions,attack: clean, natural, corruptions, occlusion, salient, shuffle,
-    calibration, attack; '' is all for which there are images."""
+    suite: Annotated[str, arg(help=f"{WHICH}: {', '.join(SUITES)}; '' is all for which there are images.")] = ""
     data: str = ""
     """Images to ask about: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME; '' is what
     the runs were evaluated on."""
     out: Path = Path("robust")
     """Where the results are written. What models said is kept there, too, and not asked again."""
-    start: str = "pretrained"
+    init: str = "pretrained"
     """The weights of timm's models: pretrained, packaged (from a package), or a checkpoint file."""
     weights: str = "best"
     """The weights of runs: best, last, or a file."""
@@ -67,13 +71,16 @@ class Robust:
 
 def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
     """How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side.
-    Example: labelflow robust runs/plain runs/tl_align --suite clean,corruptions,attack
 
     Args:
         options: Which models, which images, which suites.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("labelflow robust runs in one process; start it without torchrun or accelerate launch")
+    import torch
+
+    from labelflow.robust.session import Session
+
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = device or torch.device("cpu")
     models, own = _open(options, device)
@@ -112,8 +119,11 @@ def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
     _tell(options, session, sections)
 
 
-def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | None]:
+def _open(options: Robust, device: "torch.device") -> "tuple[list[Judged], Set | None]":
     """The models, and the images that they are asked about."""
+    from labelflow.robust.judged import load_judged, own_data
+    from labelflow.robust.sets import all_images, open_own
+
     folder = Path(options.data)
     classes: tuple[str, ...] = ()  # of the data, where it can tell without a model
     if options.data and folder.is_dir() and not (folder / "labels.csv").exists():
@@ -121,7 +131,7 @@ def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | No
     models = load_judged(
         options.models,
         device,
-        start=options.start,
+        init=options.init,
         weights=options.weights,
         image_size=options.image_size,
         classes=classes,
@@ -131,8 +141,8 @@ def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | No
         return models, None
     asked = data or Data()
     if options.data:
-        asked = replace(asked, data=options.data, root=options.root or asked.root)
-    is_own = data is not None and _same(asked.data, data.data)
+        asked = replace(asked, source=options.data, root=options.root or asked.root)
+    is_own = data is not None and _same(asked.source, data.source)
     asked = replace(asked, image_size=max(model.look.size for model in models))
     own = open_own(asked, is_own, models[0].classifier.classes)
     for model in models:
@@ -145,12 +155,16 @@ def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
 
 
-def _found(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> dict[str, Any]:
+def _found(options: Robust, models: "Sequence[Judged]", sections: "Sequence[Section]") -> dict[str, Any]:
+    from labelflow.robust.page import as_json
+
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return as_json(models, sections, {"settings": settings})
 
 
-def _write(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> None:
+def _write(options: Robust, models: "Sequence[Judged]", sections: "Sequence[Section]") -> None:
+    from labelflow.robust.page import write_json, write_page, write_svg
+
     write_json(options.out / "robust.json", _found(options, models, sections))
     facts = [
         f"{model.name}: {model.classifier.name} at {model.look.size} px, {model.classifier.weights}" for model in models
@@ -161,12 +175,14 @@ def _write(options: Robust, models: Sequence[Judged], sections: Sequence[Section
         write_svg(options.out / "robust.svg", [model.name for model in models], charts)
 
 
-def _tell(options: Robust, session: Session, sections: list[Section]) -> None:
+def _tell(options: Robust, session: "Session", sections: "list[Section]") -> None:
+    from labelflow.robust.page import show
+
     if options.as_json:
         print(json.dumps(_found(options, session.models, sections)))
         return
     show(session.models, sections)
-    attacked = f", and {session.attacked:,} forward passes of attacks" * bool(session.attacked)
-    kept = f"; the answers to {session.recalled:,} were there" * bool(session.recalled)
+    attacked = f", and {session.attacked:,} forward passes of attacks" if session.attacked else ""
+    kept = f"; the answers to {session.recalled:,} were there" if session.recalled else ""
     print(f"\n{session.asked:,} pictures were asked about{attacked}{kept}. All answers are kept in {session.folder}")
     print(f"  look at it     {options.out / 'robust.html'}")

@@ -2,26 +2,25 @@
 
 import hashlib
 import json
-import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from filelock import FileLock
-from rich.console import Console
-from rich.table import Column, Table
 from tyro.conf import OmitArgPrefixes, Positional
 
-from labelflow.compare import Cell, Row, make_cells, markdown, measure_speeds, rows, run_cells, write_page
-from labelflow.compare.cells import Result, headline
-from labelflow.compare.page import HEAD, NOTE, cells_of, write_svg
-from labelflow.engine.progress import Counted
+from labelflow.arguments import parse_arguments
 from labelflow.engine.run import whole_file
+from labelflow.process import is_launched, is_main_process
+from labelflow.recipes import find
 from labelflow.recipes.methods import METHODS, Method, find_method
-from labelflow.tasks import Classification, Recipe
+from labelflow.tasks.recipe import Recipe
+
+if TYPE_CHECKING:
+    from labelflow.compare import Cell, Row
+    from labelflow.compare.cells import Result
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,41 @@ class Compare:
     """Train nothing: the table of what is finished."""
 
 
-def run_compare(name: str, options: Compare) -> None:
+def compare(name: str, args: Sequence[str]) -> None:
+    """The same training under several methods and seeds, in one table."""
+    entry = find(name)
+    default = Compare(("cutmix", "tl_align"), entry.recipe, Path("compare") / name)
+    about = (
+        f"The recipe {name} under several methods and seeds: a table of accuracies with their spread, of speed and "
+        f"memory, a plot, compare.html. What is finished is reused, what was interrupted goes on. Methods: "
+        f"{', '.join(METHODS)}. Example: labelflow compare {name} cutmix tl_align --seeds 0 1 2"
+    )
+    options = parse_arguments(Compare, args, f"labelflow compare {name}", default=default, description=about)
+    methods = _methods(options)
+    from labelflow.engine import Interrupted
+
+    try:
+        run_compare(name, options, methods)
+    except (Interrupted, KeyboardInterrupt):
+        print("interrupted, and saved. The same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _methods(options: Compare) -> list[Method]:
+    """What is compared, if the options are right."""
     if options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {options.jobs}")
     if len(set(options.seeds)) != len(options.seeds) or not options.seeds:
         raise ValueError(f"--seeds must be different whole numbers, at least one, not {options.seeds}")
     methods = [find_method(text) for text in options.methods]
     _check(methods, options.recipe)
+    return methods
+
+
+def run_compare(name: str, options: Compare, methods: list[Method]) -> None:
+    from labelflow.compare import make_cells, rows
+    from labelflow.tasks import Classification
+
     cells = make_cells(options.recipe, methods, options.seeds)
     results = {cell: result for cell in cells if (result := _finished(cell, options))}
     missing = [cell for cell in cells if cell not in results]
@@ -61,11 +88,11 @@ def run_compare(name: str, options: Compare) -> None:
     if not options.table_only:
         for cell in {cell.method: cell for cell in missing}.values():
             Classification(cell.recipe, tell=lambda text: None)
-    if options.speed_rounds and "RANK" not in os.environ:  # launched processes would wait for one another
+    if options.speed_rounds and not is_launched():  # launched processes would wait for one another
         speeds = _speeds(options, cells)
     if missing and not options.table_only:
         failed = _train(missing, results, options)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return
     if not results:
         why = "".join(f"; {cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
@@ -77,14 +104,18 @@ def run_compare(name: str, options: Compare) -> None:
         raise ValueError(f"{len(failed)} cells failed, and the table is without them: {told}")
 
 
-def _train(missing: list[Cell], results: dict[Cell, Result], options: Compare) -> dict[Cell, Exception]:
+def _train(missing: "list[Cell]", results: "dict[Cell, Result]", options: Compare) -> "dict[Cell, Exception]":
     """Adds to the results, and returns what failed."""
+    from labelflow.compare import run_cells
+    from labelflow.compare.cells import headline
+    from labelflow.engine.progress import Counted
+
     failed: dict[Cell, Exception] = {}
     alone = options.jobs == 1  # then the cell has a bar of its own
     with Counted("comparing", "cells", len(missing), quiet=alone) as progress:
-        tell = print if alone and os.environ.get("RANK", "0") == "0" else progress.say
+        tell = print if alone and is_main_process() else progress.say
 
-        def done(cell: Cell, result: Result | Exception | None) -> None:
+        def done(cell: "Cell", result: "Result | Exception | None") -> None:
             told = "another program works at it" if result is None else f"failed: {result}"
             if isinstance(result, Exception):
                 failed[cell] = result
@@ -112,7 +143,7 @@ def _check(methods: list[Method], recipe: Recipe) -> None:
         )
 
 
-def _finished(cell: Cell, options: Compare) -> Result | None:
+def _finished(cell: "Cell", options: Compare) -> "Result | None":
     exact = cell.finished(options.out)
     return exact or (cell.finished_by_other_code(options.out) if options.any_code else None)
 
@@ -120,12 +151,18 @@ def _finished(cell: Cell, options: Compare) -> Result | None:
 def _pace(recipe: Recipe) -> list[object]:
     """The settings that a step's time depends on."""
     training = recipe.training
-    how = [training.group, training.optimizer, training.precision, training.compile, training.checkpointing]
+    how = [training.micro_batch, training.optimizer, training.precision, training.compile, training.checkpointing]
     return [recipe.model, recipe.mixer, recipe.target, recipe.data.image_size, *how]
 
 
-def _speeds(options: Compare, cells: list[Cell]) -> dict[str, float]:
+def _speeds(options: Compare, cells: "list[Cell]") -> dict[str, float]:
     """images/s relative to the first method; measured once for the same cells, and kept."""
+    import torch
+    from filelock import FileLock
+
+    from labelflow.compare import measure_speeds
+    from labelflow.engine.progress import Counted
+
     recipes = {cell.method: cell.recipe for cell in cells if cell.seed == options.seeds[0]}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     settings = [device, [[name, _pace(recipe)] for name, recipe in recipes.items()]]
@@ -147,7 +184,14 @@ def _speeds(options: Compare, cells: list[Cell]) -> dict[str, float]:
     return {name: speed["ratio"] for name, speed in json.loads(path.read_text()).items()}
 
 
-def _show(name: str, options: Compare, table: list[Row], results: list[Result], cells: int) -> None:
+def _show(name: str, options: Compare, table: "list[Row]", results: "list[Result]", cells: int) -> None:
+    from filelock import FileLock
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from labelflow.compare import markdown, write_page
+    from labelflow.compare.page import HEAD, NOTE, cells_of, write_svg
+
     printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(HEAD)), box=None)
     for row in table:
         printed.add_row(*cells_of(row))

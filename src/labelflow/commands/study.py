@@ -1,24 +1,19 @@
 """`labelflow study run | report`: experiments that were planned before they are run, and what they decide."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from labelflow.compare.cells import Cell, Result, headline
-from labelflow.engine import Interrupted
-from labelflow.engine.progress import Counted
 from labelflow.spec import known
-from labelflow.study.page import forest, markdown, row, write
-from labelflow.study.plan import read_plan
-from labelflow.study.queue import open_cells, read_cells, run
-from labelflow.study.verdicts import decide
+
+if TYPE_CHECKING:
+    from labelflow.compare.cells import Cell, Result
 
 
 def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 1, dry_run: bool = False) -> None:
-    """Run the cells of a plan that are missing, in its order. Example: labelflow study run studies/claims --jobs 2
+    """Run the cells of a plan that are missing, in its order.
 
     Args:
         folder: Where plan.toml is.
@@ -26,6 +21,12 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         jobs: Cells that are trained at once, each with its share of the cores.
         dry_run: Only list what is to be run.
     """
+    from labelflow.compare.cells import headline
+    from labelflow.engine import Interrupted
+    from labelflow.engine.progress import Counted
+    from labelflow.study.plan import read_plan
+    from labelflow.study.queue import open_cells, run
+
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {jobs}")
     plan = read_plan(folder)
@@ -39,7 +40,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
     try:
         with Counted("study", "cells", len(cells), quiet=jobs == 1) as progress:
 
-            def done(cell: Cell, result: Result | Exception | None) -> None:
+            def done(cell: "Cell", result: "Result | Exception | None") -> None:
                 if isinstance(result, Exception):
                     failed.append(f"{cell.method}, seed {cell.seed}: {result}")
                 elif result is not None:
@@ -60,13 +61,18 @@ def report_study(
     claims: Annotated[tuple[str, ...], arg(metavar="NAME …")] = (),
     page: Path | None = None,
 ) -> None:
-    """What the finished cells of a study decide. Example: labelflow study report studies/claims --page docs/claims.md
+    """What the finished cells of a study decide.
 
     Args:
         folder: Where plan.toml is.
         claims: Only these.
         page: A Markdown file; what is below its line <!-- verdicts --> is written anew. The plot is put beside it.
     """
+    from labelflow.study.page import forest, markdown, row, write
+    from labelflow.study.plan import read_plan
+    from labelflow.study.queue import read_cells
+    from labelflow.study.verdicts import decide
+
     plan = read_plan(folder)
     for name in claims:
         known(name, plan.claims, "claim")
@@ -86,6 +92,3 @@ def report_study(
         image = f"![Every claim, its interval and verdict]({plot.name})"
         write(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))
         write(plot, forest(verdicts))
-
-
-STUDY_COMMANDS: dict[str, Callable[..., None]] = {"run": run_study, "report": report_study}

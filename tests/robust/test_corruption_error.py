@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from labelflow.robust.corruption_error import ALEXNET, ALEXNET_CLEAN, corruption_errors, mce, relative_mce
 from labelflow.robust.corruptions import CORRUPTIONS
-from labelflow.robust.mce import ALEXNET, ALEXNET_CLEAN, corruption_errors, mce, relative_mce
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "alexnet_imagenet_c_err.json"
 AS_ALEXNET = {name: [error - 0.02, error - 0.01, error, error + 0.01, error + 0.02] for name, error in ALEXNET.items()}

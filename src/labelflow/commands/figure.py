@@ -1,14 +1,14 @@
 """`labelflow figure`: the papers' figures for one's own model and images."""
 
+import ast
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import rich.progress
-from rich.console import Console
 from tyro.conf import Positional
 
-from labelflow.data.images import EXTENSIONS
+from labelflow.figures import FIGURES
 from labelflow.spec import known
 
 
@@ -16,7 +16,7 @@ def figure(
     name: Positional[str] = "",
     what: Positional[tuple[str, ...]] = (),
     out: Path | None = None,
-    start: str = "",
+    init: str = "",
     weights: str = "best",
     count: int = 0,
     mixer: str = "cutmix(alpha=1.0, per_sample=True)",
@@ -26,13 +26,12 @@ def figure(
     method: Literal["lrp", "gradient", "rollout"] = "lrp",
 ) -> None:
     """A figure of the papers for your model and images, as PNG, SVG and JSON; without a name, the list of them.
-    Example: labelflow figure aligned runs/quickstart cat.jpg dog.jpg
 
     Args:
         name: Which one: labelflow figure lists them.
         what: Folders of runs, or timm's models; then image files, or none for evaluation images.
         out: Where it goes, without an ending; figures/NAME by default.
-        start: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
+        init: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
         weights: The weights of runs: best, last, or a file.
         count: How many images or pairs; 0: as many as the figure thinks right.
         mixer: How images are mixed.
@@ -41,28 +40,32 @@ def figure(
         top: For how many classes relevance is shown.
         method: How relevance is computed.
     """
-    from labelflow.figures import FIGURES, Asked, save, styled  # matplotlib is for those who draw
-
     if not name:
         print("usage: labelflow figure NAME RUN|MODEL … [IMAGES]\n")
-        for one, module in FIGURES.items():
-            print(f"  {one:14} {_about(module)}")
+        for one in FIGURES:
+            print(f"  {one:14} {_about(one)}")
         print("\nlabelflow figure --help tells more.")
         return
-    drawing = FIGURES[known(name, FIGURES, "figure")]
+    known(name, FIGURES, "figure")
+    from labelflow.figures import Asked, save, styled  # matplotlib is for those who draw
+
     subjects, files = split(what)
-    asked = Asked(subjects, files, start, weights, count, mixer, annotator, data, top, method, track)
+    asked = Asked(subjects, files, init, weights, count, mixer, annotator, data, top, method, track)
+    drawing = FIGURES[name]
     result = drawing.compute(asked)
     with styled():
         paths = save(drawing.draw(result), result, _stem(out or Path("figures") / name))
     print(drawing.told(result))
-    if not start and any(not Path(one).exists() for one in subjects):
-        print("\nmodels of timm's have random weights here; --start pretrained gives them timm's")
+    if not init and any(not Path(one).exists() for one in subjects):
+        print("\nmodels of timm's have random weights here; --init pretrained gives them timm's")
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
 
 def track(work: list[Any], what: str) -> Iterable[Any]:
     """A bar, in a terminal."""
+    import rich.progress
+    from rich.console import Console
+
     console = Console()
     return rich.progress.track(work, what, console=console, transient=True, disable=not console.is_terminal)
 
@@ -73,6 +76,8 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     >>> split(["deit_small_patch16_224", "cat.jpg"])
     (('deit_small_patch16_224',), (PosixPath('cat.jpg'),))
     """
+    from labelflow.data.images import EXTENSIONS
+
     subjects: list[str] = []
     files: list[Path] = []
     for one in what:
@@ -98,6 +103,10 @@ def _stem(out: Path) -> Path:
     return out.with_suffix("") if out.suffix in (".png", ".svg", ".json") else out
 
 
-def _about(module: object) -> str:
-    """The first line of its docstring."""
-    return (module.__doc__ or "").splitlines()[0]
+def _about(name: str) -> str:
+    """The first line of its docstring, read without importing matplotlib."""
+    found = find_spec(FIGURES.places[name])
+    assert found
+    assert found.origin
+    text = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8")))
+    return (text or "").splitlines()[0]

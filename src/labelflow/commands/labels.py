@@ -4,24 +4,26 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
 
-from timm.data import ImageNetInfo
 from tyro.conf import Positional
 
-from labelflow.analysis.label_maps import label_picture
-from labelflow.data import Data, Stream, open_source
-from labelflow.engine.progress import Counted
-from labelflow.labels import Store, export_tree, import_tree
-from labelflow.tasks.classify import check_classes
+from labelflow.data.settings import Data
+
+if TYPE_CHECKING:
+    from labelflow.engine.progress import Counted
 
 
 def inspect(labels: Positional[Path], as_json: bool = False) -> None:
-    """What a store of labels is. Example: labelflow labels inspect labels/photos
+    """What a store of labels is.
 
     Args:
         labels: The folder of the labels.
         as_json: Print JSON, for programs.
     """
+    from labelflow.labels import Store
+
     store = Store(labels)
     manifest = asdict(store.manifest)
     size = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
@@ -38,11 +40,14 @@ def inspect(labels: Positional[Path], as_json: bool = False) -> None:
 
 
 def verify(labels: Positional[Path]) -> None:
-    """Read all labels and compare them with their checksums. Example: labelflow labels verify labels/photos
+    """Read all labels and compare them with their checksums.
 
     Args:
         labels: The folder of the labels.
     """
+    from labelflow.engine.progress import Counted
+    from labelflow.labels import Store
+
     store = Store(labels)
     with Counted("verifying", "parts", 100) as progress:
         problems = store.verify(_percents(progress))
@@ -55,7 +60,6 @@ def import_labels(
     tree: Positional[Path], out: Positional[Path], classes: str = "imagenet", seen: str = "whole", resume: bool = False
 ) -> None:
     """Labels from a tree of CLASS/NAME.pt files, as Token Labeling and ReLabel released them.
-    Example: labelflow labels import label_top5_train_nfnet labels/imagenet --seen "center(0.956)"
 
     Args:
         tree: The folder of the tree.
@@ -64,27 +68,38 @@ def import_labels(
         seen: What of an image the maps show: whole, as ReLabel's; center(0.956), as Token Labeling's generator cropped.
         resume: Go on with the labels in that folder, if they are unfinished.
     """
+    from timm.data import ImageNetInfo
+
+    from labelflow.data import open_source
+    from labelflow.engine.progress import Counted
+    from labelflow.labels import import_tree
+
     if classes == "imagenet":
         names = ImageNetInfo().label_names()
     else:
-        names = list(open_source(Data(data=classes), "train").classes)
+        names = list(open_source(Data(source=classes), "train").classes)
     with Counted("importing", "parts", 100) as progress:
         store = import_tree(tree, out, names, str(tree), seen, resume, _percents(progress))
     print(f"{out} holds {len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells")
 
 
 def export_labels(labels: Positional[Path], out: Positional[Path], resume: bool = False) -> None:
-    """Write labels as a tree of CLASS/NAME.pt files. Example: labelflow labels export labels/photos tree
+    """Write labels as a tree of CLASS/NAME.pt files.
 
     Args:
         labels: The folder of the labels.
         out: The folder of the tree.
         resume: Go on with a tree that is unfinished.
     """
+    from timm.data import ImageNetInfo
+
+    from labelflow.labels import Store, export_tree
+
     store = Store(labels)
     print(f"{export_tree(store, out, resume)} files in {out}")
     if list(store.manifest.classes) != ImageNetInfo().label_names():
-        print(f"  back again     labelflow labels import {out} LABELS --classes DATA  (whose folders name the classes)")
+        again = f"labelflow labels import {quote(str(out))} LABELS --classes DATA"
+        print(f"  back again     {again}  (whose folders name the classes)")
 
 
 def draw(
@@ -97,7 +112,7 @@ def draw(
     val_fraction: float = 0.1,
     split_seed: int = 0,
 ) -> None:
-    """Draw labels over some images. Example: labelflow labels draw labels/photos my/photos --out labels.png
+    """Draw labels over some images.
 
     Args:
         labels: The folder of the labels.
@@ -111,7 +126,12 @@ def draw(
     """
     if split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {split!r}")
-    source = open_source(Data(data=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
+    from labelflow.analysis.label_maps import label_picture
+    from labelflow.data import Stream, open_source
+    from labelflow.labels import Store
+    from labelflow.tasks.classify import check_classes
+
+    source = open_source(Data(source=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
     if isinstance(source, Stream):
         raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")
     store = Store(labels)
@@ -122,7 +142,7 @@ def draw(
     print(out)
 
 
-def _percents(progress: Counted) -> Callable[[float], None]:
+def _percents(progress: "Counted") -> Callable[[float], None]:
     """Of 100 parts, for what is told as a part of 1."""
 
     def advance(part: float) -> None:

@@ -8,14 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image
 from tyro.conf import Positional
 
-from labelflow.analysis.subjects import load_subject
-from labelflow.data.images import read_or_refuse
-from labelflow.data.world import World
-
 if TYPE_CHECKING:
+    from PIL import Image
+
     from labelflow.explore import Choice
 
 QUICKSTART = "runs/quickstart"
@@ -28,17 +25,16 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 def explore(
     models: Positional[tuple[str, ...]] = (),
     images: tuple[Path, ...] = (),
-    start: str = "",
+    init: str = "",
     port: int = 7860,
     host: str = "127.0.0.1",
 ) -> None:
     """A web page to play with: mix two images, drag the box, and watch the labels move through a model.
-    Example: labelflow explore runs/quickstart --images cat.jpg dog.jpg
 
     Args:
         models: Folders of runs, or timm models; none: runs/quickstart if it is there, or a small ViT.
         images: Image files that the page offers, besides scenes of the sample world.
-        start: Weights of timm models: '' for random ones, or pretrained, packaged, a file.
+        init: Weights of timm models: '' for random ones, or pretrained, packaged, a file.
         port: Where the page is served; 0: any port that is free.
         host: The address that it is served at. Other than 127.0.0.1: others can reach it, too.
     """
@@ -53,7 +49,7 @@ def explore(
 
     listening = listen(host, port)
     with listening:
-        app = make_app(offered(models, start), Shelf(examples(images)), hosts={host, socket.gethostname()})
+        app = make_app(offered(models, init), Shelf(examples(images)), hosts={host, socket.gethostname()})
         if host not in LOCAL:
             print(f"labelflow: whoever reaches {host} can use this page and its models", file=sys.stderr)
         print(f"Open {address(listening)} in a browser. Ctrl-C ends it.", flush=True)
@@ -74,8 +70,9 @@ def explore(
             print()
 
 
-def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
+def offered(names: Sequence[str], init: str = "") -> "list[Choice]":
     """The models that the page offers, each tried out: those given, or the quickstart's, or a small one."""
+    from labelflow.analysis.subjects import load_subject
     from labelflow.explore import Choice, try_out
 
     names = list(dict.fromkeys(names)) or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
@@ -83,15 +80,17 @@ def offered(names: Sequence[str], start: str = "") -> "list[Choice]":
     for number, name in enumerate(names, start=1):
         if len(names) > 1:
             print(f"Trying out {name} ({number} of {len(names)})", flush=True)
-        subject = load_subject(name, start)
+        subject = load_subject(name, init)
         subject = replace(subject, name="a small ViT") if name == SMALL else subject
         try_out(subject)
         choices.append(Choice(subject, "" if subject.trained else "Its weights are random: it has learnt nothing yet."))
     return choices
 
 
-def examples(files: Sequence[Path] = ()) -> list[tuple[str, Image.Image]]:
+def examples(files: Sequence[Path] = ()) -> "list[tuple[str, Image.Image]]":
     """Squares and their names: the given files, then scenes of the sample world."""
+    from labelflow.data.images import read_or_refuse
+    from labelflow.data.world import World
     from labelflow.explore import square
 
     found = [(path.name, square(read_or_refuse(path))) for path in files]

@@ -1,22 +1,20 @@
 """`labelflow train | segment | detect | transfer`: from a recipe to a run and its report."""
 
-import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Generic, TypeVar
 
 from tyro.conf import OmitArgPrefixes
 
 from labelflow.arguments import parse_arguments
-from labelflow.engine import Interrupted
+from labelflow.process import is_main_process
 from labelflow.recipes import Entry, find_any
 from labelflow.recipes.transfer import DATA, transferred_to
-from labelflow.report import write_report
-from labelflow.tasks import AnyRecipe, train_run
-from labelflow.tasks.kinds import kind_of
+from labelflow.tasks.recipe import AnyRecipe, kind_of
 
 R = TypeVar("R", bound=AnyRecipe)
 NEXT = {  # after a first run
@@ -42,39 +40,39 @@ class Train(Generic[R]):
 
 
 def train(name: str, args: Sequence[str]) -> None:
-    """Train a recipe. Example: labelflow train finetune_tl_align --data my/photos --epochs 20 --out runs/photos"""
-    _train(find_any(name, "train"), args)
+    """Train a recipe."""
+    _train(find_any(name, "classify"), args)
 
 
 def segment(name: str, args: Sequence[str]) -> None:
-    """Train a segmenter on a backbone. Example: labelflow segment segment_small --backbone runs/vit --data my/masks"""
+    """Train a segmenter on a backbone."""
     _train(find_any(name, "segment"), args)
 
 
 def detect(name: str, args: Sequence[str]) -> None:
-    """Train a detector on a backbone. Example: labelflow detect detect_finetune --data my/coco --out runs/detector"""
+    """Train a detector on a backbone."""
     _train(find_any(name, "detect"), args)
 
 
 def transfer(model: str, args: Sequence[str]) -> None:
-    """Fine-tune a run, or a pretrained timm model, on other data, as TL-Align's Table 5 does.
-    Example: labelflow transfer runs/deit_small_tl_align cifar10 --target plain --out runs/deit_small_cifar10"""
+    """Fine-tune a run, or a pretrained timm model, on other data, as TL-Align's Table 5 does."""
     if not args or args[0].startswith("-"):
-        raise ValueError(f"name the data: labelflow transfer {model} {' | '.join(DATA)} | FOLDER")
+        raise ValueError(f"name the data: labelflow transfer {quote(model)} {' | '.join(DATA)} | FOLDER")
     recipe = transferred_to(model, args[0])
     name = re.sub(r"\W+", "_", f"transfer {Path(model).name} {Path(args[0]).name}").strip("_")
+    prog = f"labelflow transfer {quote(model)} {quote(args[0])}"
     about = (
         f"{model} on {args[0]}: SGD for 1000 epochs, no erasing and no drop-path (TL-Align, Table 5), with TL-Align; "
-        f"--target plain is without. Example: labelflow transfer {model} {args[0]} --epochs 100 --precision bf16"
+        f"--target plain is without. Example: {prog} --epochs 100 --precision bf16"
     )
-    _run(f"labelflow transfer {model} {args[0]}", name, recipe, about, args[1:])
+    _run(prog, name, recipe, about, args[1:])
 
 
 def _train(entry: Entry[Any], args: Sequence[str]) -> None:
     kind = entry.kind
     aim = f" The paper reports {entry.aim} {kind.unit} ({entry.paper})." if entry.aim else ""
     about = f"{entry.about}.{aim} Example: {entry.command}"
-    _run(f"labelflow {kind.name} {entry.name}", entry.name, entry.recipe, about, args)
+    _run(f"labelflow {kind.command} {entry.name}", entry.name, entry.recipe, about, args)
 
 
 def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str]) -> None:
@@ -82,17 +80,21 @@ def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str
     settings = Train[kind.recipe]  # type: ignore[name-defined]
     default = Train(recipe, Path("runs") / name)
     options = parse_arguments(settings, args, prog, default=default, description=about)
+    from labelflow.engine import Interrupted
+    from labelflow.report import write_report
+    from labelflow.tasks import train_run
+
     try:
         metrics = train_run(options.recipe, options.out, options.resume, name)
     except Interrupted as stopped:
         print(f"{stopped}. Go on with --resume", file=sys.stderr)
         raise SystemExit(130) from None
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return
-    page = write_report(options.out)
+    page, out = write_report(options.out), quote(str(options.out))
     reached = metrics.get(f"ema_{kind.headline}", metrics[kind.headline])
     print(f"\nReached {reached:.1f} {kind.unit} on the evaluation images.")
     print(f"  look at it     {page}")
-    print(f"  use it         labelflow predict {options.out} IMAGE.jpg")
+    print(f"  use it         labelflow predict {out} IMAGE.jpg")
     for line in NEXT.get(name, ()):
-        print(f"  {line.format(out=options.out)}")
+        print(f"  {line.format(out=out)}")

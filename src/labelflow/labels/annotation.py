@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from labelflow.data.transforms import as_view
 from labelflow.data.views import Batch, Draw
 from labelflow.engine.progress import Counted
 from labelflow.labels.manifest import Manifest, center_part, differences
+from labelflow.labels.settings import Annotation
 from labelflow.labels.store import Draft, Store
 from labelflow.tokens import final_places, has_token_head, token_grid
 
@@ -49,29 +49,6 @@ class Annotator:
             mean=self.mean,
             std=self.std,
         )
-
-
-@dataclass(frozen=True)
-class Annotation:
-    """How a data set is annotated."""
-
-    top: int = 5
-    """How many classes are kept for each place: those with the best scores."""
-    seen: str = "whole"
-    """What the annotator sees: the whole image, stretched to a square; or center(0.9), a part of its shorter side."""
-    scores: Literal["rest", "logits"] = "rest"
-    """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper."""
-    batch: int = 0
-    """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
-    shard: int = 0
-    """Images in a file; after a kill, whole files are kept. 0: 256, or more, so that there are at most 256 files."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    """Mixed precision of the annotator."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("top", 1), ("batch", 0), ("shard", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
 
 def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -1,0 +1,32 @@
+"""`labelflow annotate`: dense labels from a trained classifier."""
+
+import sys
+from shlex import quote
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from labelflow.labels.settings import Annotate
+from labelflow.process import is_main_process
+
+
+def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes]) -> None:
+    """Dense labels from a trained classifier.
+
+    Args:
+        data: A folder of images; or world, torch/NAME, hfds/NAME.
+        options: The annotator, and how it annotates.
+    """
+    from labelflow.tasks.annotation import annotate_data
+
+    try:
+        store = annotate_data(data, options)
+    except KeyboardInterrupt:
+        print("labelflow: interrupted; whole files are kept, go on with --resume", file=sys.stderr)
+        raise SystemExit(130) from None
+    if is_main_process():
+        print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
+        labels, images = quote(str(options.out)), quote(data)
+        split = " --split val" if options.split == "val" else ""
+        print(f"  look at them   labelflow labels draw {labels} {images}{split}")
+        print(f"  train on them  labelflow train small_lvvit --data {images} --labels {labels}")

@@ -1,0 +1,74 @@
+"""`labelflow eval`: the metrics of a run's model."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from labelflow.process import is_main_process
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from labelflow.engine import Details
+
+
+def evaluate(
+    run: Positional[Path],
+    data: str | None = None,
+    weights: str = "best",
+    image_size: int | None = None,
+    scales: tuple[float, ...] | None = None,
+    flips: bool = False,
+    window: int | None = None,
+    stride: int | None = None,
+    as_json: bool = False,
+) -> None:
+    """The metrics of a run's model.
+
+    Args:
+        run: The folder of a run.
+        data: Other data of the same classes, instead of the run's own.
+        weights: best, last, or a file.
+        image_size: Of a classifier: another image size, if the model takes it.
+        scales: Of a segmenter: sizes to ask at, such as 0.75 1 1.25 1.5 1.75, whose answers are averaged.
+        flips: Of a segmenter: ask about the mirrored image, too.
+        window: Of a segmenter: the side of a sliding window; 0: the whole image at once.
+        stride: Of a segmenter: how far windows are apart.
+        as_json: Print JSON, for programs.
+    """
+    from labelflow.tasks.runs import evaluate_in_detail
+
+    changes = {
+        "source": data,
+        "image_size": image_size,
+        "scales": scales,
+        "flips": flips or None,
+        "window": window,
+        "stride": stride,
+    }
+    asked = {name: value for name, value in changes.items() if value is not None}
+    metrics, classes = evaluate_in_detail(run, weights, **asked)
+    if not is_main_process():
+        return
+    if as_json:
+        print(json.dumps({**metrics, "classes": classes} if classes else metrics))
+        return
+    if classes:
+        from rich.console import Console
+
+        Console(highlight=False).print(_table(classes))
+    print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+
+
+def _table(classes: "Details") -> "Table":
+    from rich.table import Table
+
+    from labelflow.report.dense import shown
+
+    names = list(next(iter(classes.values())))
+    table = Table("class", *names, box=None)
+    for name, own in classes.items():
+        table.add_row(name, *(shown(own[key]) for key in names))
+    return table

@@ -1,0 +1,78 @@
+"""`labelflow predict`: what a run's model sees in images."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from labelflow.tasks.detect.settings import SURE
+from labelflow.tasks.recipe import kind_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from labelflow.tasks import Loaded
+
+
+def predict(
+    run: Positional[Path],
+    images: Positional[tuple[Path, ...]],
+    top: int = 3,
+    least: float = SURE,
+    out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    weights: str = "best",
+) -> None:
+    """What a run's model sees in images: classes, segments or objects.
+
+    Args:
+        run: The folder of a run.
+        images: Image files.
+        top: Of a classifier: how many classes are told.
+        least: Of a detector: how sure it must be of an object, from 0 to 1.
+        out: Of a segmenter or detector: where pictures are written; the folder of the run, if it is not given.
+        weights: best, last, or a file.
+    """
+    from labelflow.data.images import read_or_refuse
+    from labelflow.tasks import load_any
+    from labelflow.tasks.predictions import predict
+
+    loaded = load_any(run, weights)
+    kind = kind_of(loaded.recipe).name
+    folder, written = out or run / "predictions", set[Path]()
+    for path in images:
+        image = read_or_refuse(path)
+        if kind == "classify":
+            likeliest = predict(loaded, [image], top)[0]
+            print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
+            continue
+        told, picture = _segments(loaded, image) if kind == "segment" else _objects(loaded, image, least)
+        folder.mkdir(parents=True, exist_ok=True)
+        drawn = folder / f"{path.stem}.png"
+        if drawn in written:
+            drawn = folder / f"{path.stem}_{len(written)}.png"
+        written.add(drawn)
+        picture.save(drawn)
+        print(f"{path}  {told or 'nothing'}  {drawn}")
+
+
+def _segments(loaded: "Loaded[Any]", image: "Image.Image") -> "tuple[str, Image.Image]":
+    """How much of an image each class covers, and the picture."""
+    from labelflow.analysis.drawn import draw_segments
+    from labelflow.tasks import find_segments
+
+    found = find_segments(loaded, image)
+    counts = found.flatten().bincount(minlength=len(loaded.classes)).tolist()
+    parts = sorted(zip(counts, loaded.classes, strict=True), reverse=True)
+    told = ", ".join(f"{name} {100 * count / found.numel():.1f} %" for count, name in parts if count)
+    return told, draw_segments(image, found, loaded.classes)
+
+
+def _objects(loaded: "Loaded[Any]", image: "Image.Image", least: float) -> "tuple[str, Image.Image]":
+    """The objects, and the picture."""
+    from labelflow.analysis.drawn import draw_objects
+    from labelflow.tasks import find_objects
+
+    found = find_objects(loaded, image, least)
+    pairs = zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
+    told = ", ".join(f"{loaded.classes[label]} {100 * score:.0f} %" for label, score in pairs)
+    return told, draw_objects(image, found, loaded.classes)

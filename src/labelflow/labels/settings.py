@@ -1,0 +1,61 @@
+"""The settings of `labelflow annotate`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """How a data set is annotated."""
+
+    top: int = 5
+    """How many classes are kept for each place: those with the best scores."""
+    seen: str = "whole"
+    """What the annotator sees: the whole image, stretched to a square; or center(0.9), a part of its shorter side."""
+    scores: Literal["rest", "logits"] = "rest"
+    """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper."""
+    batch: int = 0
+    """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
+    shard: int = 0
+    """Images in a file; after a kill, whole files are kept. 0: 256, or more, so that there are at most 256 files."""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """Mixed precision of the annotator."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("top", 1), ("batch", 0), ("shard", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Annotate:
+    """An annotator, what it annotates, and how."""
+
+    model: str
+    """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
+    out: Path
+    """The folder of the labels."""
+    init: str = "pretrained"
+    """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
+    image_size: int = 0
+    """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
+    split: str = "train"
+    """The part of the data to annotate: train or val."""
+    train_split: str = "train"
+    """What Hugging Face calls the part to train on; as in training."""
+    val_split: str = "val"
+    """What Hugging Face calls the part to evaluate on; as in training."""
+    root: str = "data"
+    """Where torchvision and Hugging Face keep their files."""
+    val_fraction: float = 0.1
+    """How much of a folder without train and val is set aside; as in training."""
+    split_seed: int = 0
+    """Chooses which files are set aside; as in training."""
+    workers: int = -1
+    """Processes that read images; -1: as many as there are cores for them, at most 8."""
+    skip_unreadable: int = 0
+    """How many images that cannot be read are skipped, and told, before it stops. They get labels that say nothing."""
+    resume: bool = False
+    """Go on with the labels in that folder, if they are unfinished."""
+    how: Annotation = field(default_factory=Annotation)

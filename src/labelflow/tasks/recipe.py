@@ -1,0 +1,253 @@
+"""Recipes: everything that decides what a run computes, one dataclass for each kind of task. Neither torch nor timm is
+imported here, so that a recipe can be listed, shown and changed at once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from tyro.conf import arg
+
+from labelflow.data.settings import IMAGENET_MEAN, IMAGENET_STD, Data
+from labelflow.engine.run import Run
+from labelflow.engine.settings import Training
+from labelflow.lazy import deferred
+from labelflow.mixers import MIXERS
+from labelflow.targets import TARGETS
+from labelflow.tasks.detect.settings import DetectData, Sizes
+from labelflow.tasks.segment.settings import Inference, SegmentData
+
+SEVERAL = "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)"
+
+
+class BaseRecipe:
+    """A dataclass, some of whose fields are dataclasses of settings themselves."""
+
+    def change(self, **settings: Any) -> Self:
+        """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
+        own: Any = self
+        parts = {}
+        for name in [one.name for one in fields(own)]:
+            part = getattr(self, name)
+            if is_dataclass(part) and not isinstance(part, type):
+                names = {one.name for one in fields(part)} & settings.keys()
+                parts[name] = replace(part, **{name: settings.pop(name) for name in names})
+        return replace(own, **settings, **parts)
+
+
+@dataclass(frozen=True)
+class Recipe(BaseRecipe):
+    """Everything that decides what a run computes."""
+
+    model: str = "deit_small_patch16_224"
+    """A timm model, with arguments where wanted: 'vit_tiny_patch16_224(patch_size=8, depth=6)'."""
+    init: str = ""
+    """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
+    drop_path: float = 0.1
+    """Stochastic depth, growing linearly to this rate."""
+    mixer: Annotated[str, arg(help=f"How images are mixed: {', '.join(MIXERS)}; or several, such as {SEVERAL!r}.")] = (
+        "cutmix(alpha=1.0)"
+    )
+    """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
+    target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
+    """What it is trained on, such as plain or tl_align; some targets need --labels."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    data: Data = field(default_factory=Data)
+    training: Training = field(default_factory=Training)
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.mixer}, {self.target}"
+
+
+@dataclass(frozen=True)
+class SegmentRecipe(BaseRecipe):
+    """Everything that decides what a segmenter's run computes."""
+
+    backbone: str = "swin_tiny_patch4_window7_224"
+    """A timm model, with arguments where wanted, or the folder of a run, whose model and weights are taken."""
+    init: str = ""
+    """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
+    head: Literal["upernet", "fcn"] = "upernet"
+    """What makes classes of features."""
+    width: int = 0
+    """Channels of the head; 0: as published."""
+    drop_path: float = 0.1
+    """Stochastic depth of the backbone, growing linearly to this rate."""
+    auxiliary: float = 0.4
+    """Weight of the auxiliary head's loss."""
+    window: int = 0
+    """In evaluation, the side of a sliding window; 0: the whole image at once."""
+    stride: int = 0
+    """How far windows are apart; 0: two thirds of one."""
+    scales: tuple[float, ...] = (1.0,)
+    """Sizes to ask at in evaluation, whose answers are averaged. The papers' multi-scale test: 0.75 1 1.25 1.5 1.75."""
+    flips: bool = False
+    """In evaluation, ask about the mirrored image, too."""
+    data: SegmentData = field(default_factory=SegmentData)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if self.width < 0 or self.auxiliary < 0:
+            raise ValueError(f"width and auxiliary must not be negative: {self.width}, {self.auxiliary}")
+        assert self.inference  # a ValueError now, not at the first evaluation
+
+    @property
+    def title(self) -> str:
+        return f"{self.head} on {self.backbone}"
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.data.short, self.data.long, self.window, self.stride, self.scales, self.flips)
+
+
+@dataclass(frozen=True)
+class DetectRecipe(BaseRecipe):
+    """Everything that decides what a detector's run computes."""
+
+    backbone: str = "swin_tiny_patch4_window7_224"
+    """A timm model with maps at strides 4, 8, 16 and 32, or the folder of a run, whose model and weights are taken."""
+    init: str = ""
+    """A timm model's weights: '' for random ones, pretrained for timm's, a checkpoint file, or the folder of a run."""
+    drop_path: float = 0.2
+    """Stochastic depth of the backbone, growing linearly to this rate."""
+    short_side: int = 800
+    """In evaluation, images are resized until their shorter side is this long, …"""
+    long_side: int = 1333
+    """… or their longer side that long, whichever is less."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Mean of the colour channels, taken off."""
+    std: tuple[float, float, float] = IMAGENET_STD
+    """Spread of the colour channels, divided by."""
+    sizes: Sizes = field(default_factory=Sizes)
+    data: DetectData = field(default_factory=DetectData)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if not 1 <= self.short_side <= self.long_side:
+            raise ValueError(f"sides must be 1 ≤ short_side ≤ long_side, not {self.short_side} and {self.long_side}")
+
+    @property
+    def title(self) -> str:
+        return f"Cascade Mask R-CNN on {self.backbone}"
+
+
+AnyRecipe = Recipe | SegmentRecipe | DetectRecipe
+
+
+def check_drop_path(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop_path must lie in [0, 1), not {rate}")
+
+
+class Kind(NamedTuple):
+    """Of a task."""
+
+    name: str  # in recipe.json and model.json
+    command: str  # labelflow COMMAND RECIPE trains it
+    what: str  # it trains
+    recipe: type[Any]
+    unit: str  # of its headline
+    headline: str  # the metric that counts
+    task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a card
+    evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
+    student: Callable[..., Any]  # (model) -> what an evaluation asks
+    build: Callable[..., Any]  # (recipe, card) -> the model of a run, with random weights
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="classify",
+            command="train",
+            what="classifier",
+            recipe=Recipe,
+            unit="% top-1",
+            headline="top1",
+            task=deferred("labelflow.tasks.classify:Classification"),
+            evaluation=deferred("labelflow.tasks.classify:Evaluation"),
+            student=deferred("labelflow.align:Student"),
+            build=deferred("labelflow.tasks.classify:build_classifier"),
+        ),
+        Kind(
+            name="segment",
+            command="segment",
+            what="segmenter",
+            recipe=SegmentRecipe,
+            unit="% mIoU",
+            headline="miou",
+            task=deferred("labelflow.tasks.segment.task:Segmentation"),
+            evaluation=partial(deferred("labelflow.tasks.segment.task:Segmentation"), training=False),
+            student=deferred("labelflow.tasks.dense.task:DenseStudent"),
+            build=deferred("labelflow.tasks.segment.task:build_segmenter"),
+        ),
+        Kind(
+            name="detect",
+            command="detect",
+            what="detector",
+            recipe=DetectRecipe,
+            unit="% box AP",
+            headline="box_ap",
+            task=deferred("labelflow.tasks.detect.task:Detection"),
+            evaluation=partial(deferred("labelflow.tasks.detect.task:Detection"), training=False),
+            student=deferred("labelflow.tasks.dense.task:DenseStudent"),
+            build=deferred("labelflow.tasks.detect.task:build_detector"),
+        ),
+    )
+}
+
+
+def kind_of(recipe: AnyRecipe) -> Kind:
+    return next(kind for kind in KINDS.values() if isinstance(recipe, kind.recipe))
+
+
+def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where two recipes differ: name, one's value, the other's."""
+    second = dict(flat(asdict(other)))
+    for name, value in flat(asdict(one)):
+        if second[name] != value:
+            yield name, value, second[name]
+
+
+def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a recipe and of its parts, under their own names."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value)
+        else:
+            yield name, value
+
+
+def read_recipe(run: Run) -> Recipe:
+    """Of a classifier."""
+    recipe: Recipe = read_any_recipe(run, "classify")
+    return recipe
+
+
+def read_any_recipe(run: Run, kind: str = "") -> Any:
+    """Of any task, or of the one that it must be."""
+    values = run.read("recipe.json")
+    try:
+        own = KINDS[values.get("task", "classify")]
+        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
+    if kind and own.name != kind:
+        raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
+    return recipe
+
+
+def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
+    """A dataclass of what `asdict` made of it."""
+    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
+    settings = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            settings[name] = _from_json(parts[name], value)
+        else:
+            settings[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**settings)
