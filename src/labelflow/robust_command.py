@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import torch
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from labelflow.classifier import Classifier, wordnet_names
 from labelflow.data import Data
-from labelflow.robust.judged import Judged, load_judged, own_data
+from labelflow.robust.models import load_models, own_data
 from labelflow.robust.natural import flag
 from labelflow.robust.page import as_json, show, write_json, write_page, write_svg
 from labelflow.robust.results import Section
@@ -26,7 +27,7 @@ class Robust:
     """What is asked, of which models."""
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
-    """Folders of runs, and timm's models, which may say their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
+    """Folders of runs, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
     suite: str = ""
     """Which suites, such as corruptions,attack: clean, natural, corruptions, occlusion, salient, shuffle,
     calibration, attack; '' is all for which there are images."""
@@ -35,10 +36,9 @@ class Robust:
     the runs were evaluated on."""
     out: Path = Path("robust")
     """Where the results are written. What models said is kept there, too, and not asked again."""
-    start: str = "pretrained"
-    """The weights of timm's models: pretrained, packaged (from a package), or a checkpoint file."""
-    weights: str = "best"
-    """The weights of runs: best, last, or a file."""
+    weights: str = ""
+    """Of timm models: pretrained (the default), packaged (from a package), or a checkpoint file; of runs: best (the
+    default), last, or a file."""
     image_size: int = 0
     """Another image size for all models, if they take it."""
     samples: int = 0
@@ -112,16 +112,15 @@ def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
     _tell(options, session, sections)
 
 
-def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | None]:
+def _open(options: Robust, device: torch.device) -> tuple[list[Classifier], Set | None]:
     """The models, and the images that they are asked about."""
     folder = Path(options.data)
     classes: tuple[str, ...] = ()  # of the data, where it can tell without a model
     if options.data and folder.is_dir() and not (folder / "labels.csv").exists():
         classes = tuple(all_images(folder).classes)
-    models = load_judged(
+    models = load_models(
         options.models,
         device,
-        start=options.start,
         weights=options.weights,
         image_size=options.image_size,
         classes=classes,
@@ -133,8 +132,8 @@ def _open(options: Robust, device: torch.device) -> tuple[list[Judged], Set | No
     if options.data:
         asked = replace(asked, data=options.data, root=options.root or asked.root)
     is_own = data is not None and _same(asked.data, data.data)
-    asked = replace(asked, image_size=max(model.look.size for model in models))
-    own = open_own(asked, is_own, models[0].classifier.classes)
+    asked = replace(asked, image_size=max(model.preprocessing.size for model in models))
+    own = open_own(asked, is_own, wordnet_names(models[0].classes))
     for model in models:
         model.columns(own.classes)  # tells which it doesn't know
     return models, own
@@ -145,15 +144,15 @@ def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
 
 
-def _found(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> dict[str, Any]:
+def _found(options: Robust, models: Sequence[Classifier], sections: Sequence[Section]) -> dict[str, Any]:
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return as_json(models, sections, {"settings": settings})
 
 
-def _write(options: Robust, models: Sequence[Judged], sections: Sequence[Section]) -> None:
+def _write(options: Robust, models: Sequence[Classifier], sections: Sequence[Section]) -> None:
     write_json(options.out / "robust.json", _found(options, models, sections))
     facts = [
-        f"{model.name}: {model.classifier.name} at {model.look.size} px, {model.classifier.weights}" for model in models
+        f"{model.name}: {model.architecture} at {model.preprocessing.size} px, {model.weights}" for model in models
     ]
     write_page(options.out / "robust.html", models, sections, facts)
     charts = [chart for section in sections for chart in section.charts]

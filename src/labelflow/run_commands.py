@@ -11,13 +11,14 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from labelflow.analysis.drawn import draw_objects, draw_segments
+from labelflow.classifier import load
 from labelflow.data.images import read_or_refuse
-from labelflow.engine import Details
+from labelflow.engine import Details, Run
 from labelflow.report import write_report
 from labelflow.report.dense import shown
-from labelflow.tasks import SURE, Loaded, find_objects, find_segments, load_any, predict
+from labelflow.tasks import SURE, LoadedRun, Recipe, SegmentRecipe, find_objects, find_segments, load_run
 from labelflow.tasks.kinds import kind_of
-from labelflow.tasks.runs import evaluate_in_detail
+from labelflow.tasks.runs import evaluate_in_detail, read_any_recipe
 
 
 def evaluate(
@@ -82,16 +83,18 @@ def look(
         out: Of a segmenter or detector: where pictures are written; the folder of the run, if it is not given.
         weights: best, last, or a file.
     """
-    loaded = load_any(run, weights)
-    kind = kind_of(loaded.recipe).name
+    kind = kind_of(read_any_recipe(Run(run)))
+    if kind.recipe is Recipe:
+        classifier = load(run, weights)
+        for path in images:
+            likeliest = classifier.predict([path], top)[0]
+            print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
+        return
+    loaded = load_run(run, weights)
     folder, written = out or run / "predictions", set[Path]()
     for path in images:
         image = read_or_refuse(path)
-        if kind == "train":
-            likeliest = predict(loaded, [image], top)[0]
-            print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
-            continue
-        told, picture = _segments(loaded, image) if kind == "segment" else _objects(loaded, image, least)
+        told, picture = _segments(loaded, image) if kind.recipe is SegmentRecipe else _objects(loaded, image, least)
         folder.mkdir(parents=True, exist_ok=True)
         drawn = folder / f"{path.stem}.png"
         if drawn in written:
@@ -110,7 +113,7 @@ def report(run: Positional[Path]) -> None:
     print(write_report(run))
 
 
-def _segments(loaded: Loaded[Any], image: Image.Image) -> tuple[str, Image.Image]:
+def _segments(loaded: LoadedRun[Any], image: Image.Image) -> tuple[str, Image.Image]:
     """How much of an image each class covers, and the picture."""
     found = find_segments(loaded, image)
     counts = found.flatten().bincount(minlength=len(loaded.classes)).tolist()
@@ -119,7 +122,7 @@ def _segments(loaded: Loaded[Any], image: Image.Image) -> tuple[str, Image.Image
     return told, draw_segments(image, found, loaded.classes)
 
 
-def _objects(loaded: Loaded[Any], image: Image.Image, least: float) -> tuple[str, Image.Image]:
+def _objects(loaded: LoadedRun[Any], image: Image.Image, least: float) -> tuple[str, Image.Image]:
     """The objects, and the picture."""
     found = find_objects(loaded, image, least)
     pairs = zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)

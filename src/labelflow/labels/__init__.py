@@ -1,13 +1,12 @@
 """Dense labels that an annotator gave once: kept in stores, read while training."""
 
-from labelflow.labels.annotate import Annotation, Annotator, annotate
+from labelflow.labels.annotate import Annotation, annotate
 from labelflow.labels.official import export_tree, import_tree
 from labelflow.labels.sampling import StoreLabels, check_keys, label_view
 from labelflow.labels.store import Draft, LabelMap, Manifest, Store
 
 __all__ = [
     "Annotation",
-    "Annotator",
     "Draft",
     "LabelMap",
     "Manifest",

@@ -4,8 +4,8 @@ from labelflow.robust.attacks import ATTACKS, Ball, Batch, auto_attack, run_atta
 from labelflow.robust.calibration import calibration_error, reliability, risk_area, selective_accuracy
 from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
 from labelflow.robust.hidden import PatchDrop, Shuffle
-from labelflow.robust.judged import FromPixels, load_judged
 from labelflow.robust.mce import mce, relative_mce
+from labelflow.robust.models import FromPixels, from_pixels, load_models
 from labelflow.robust.session import Session
 from labelflow.robust.sets import open_own
 from labelflow.robust.suites import SUITES, Settings
@@ -25,7 +25,8 @@ __all__ = [
     "auto_attack",
     "calibration_error",
     "corrupt",
-    "load_judged",
+    "from_pixels",
+    "load_models",
     "mce",
     "open_own",
     "relative_mce",

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
 
 from labelflow.chance import generator
+from labelflow.classifier import wordnet_names
 from labelflow.data import Data, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, Listed, few, first_folder, image_files
 from labelflow.data.sources import SOURCES
@@ -74,24 +74,6 @@ class Part:
         return self.whole.key(self.places[index])
 
 
-@cache
-def imagenet_classes() -> tuple[str, ...]:
-    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
-    return tuple(ImageNetInfo().label_names())
-
-
-def wordnet_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """ImageNet's thousand classes under WordNet's numbers, where they come as descriptions ("tench, Tinca tinca", as
-    Hugging Face has them) or as numbers (WebDataset); others as they are."""
-    info = ImageNetInfo()
-    if len(classes) == info.num_classes():
-        described = zip(classes, info.label_descriptions(), strict=True)
-        alike = sum(own.lower() == other.lower() for own, other in described)  # some were mended here and there
-        if alike > 0.95 * len(classes) or list(classes) == [str(place) for place in range(len(classes))]:
-            return imagenet_classes()
-    return tuple(classes)
-
-
 def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:
     """The images to evaluate on: the part of a run's own data that it was not trained on, all of another folder.
 
@@ -102,7 +84,7 @@ def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:
         source = open_source(data, "val")
         if isinstance(source, Stream):
             raise ValueError(f"a stream such as {data.data} can't be asked about twice; give a folder, or hfds/NAME")
-        return Set(data.data, source, wordnet_names(source.classes))
+        return Set(data.data, source, wordnet_names(tuple(source.classes)))
     if (root / "labels.csv").exists():
         return Set(data.data, _of_table(root, classes), classes)
     source = all_images(root)

@@ -1,11 +1,11 @@
 """Data, model, loss and metrics of each task, and its runs."""
 
-from labelflow.tasks.annotation import Annotate, annotate_data, make_annotator
+from labelflow.tasks.annotation import Annotate, annotate_data
 from labelflow.tasks.classify import Classification, Recipe
 from labelflow.tasks.detect.task import DetectRecipe
 from labelflow.tasks.kinds import AnyRecipe
-from labelflow.tasks.predictions import SURE, find_objects, find_segments, predict
-from labelflow.tasks.runs import Loaded, differences, evaluate_run, load_any, load_run, train_run
+from labelflow.tasks.predictions import SURE, find_objects, find_segments
+from labelflow.tasks.runs import LoadedRun, differences, evaluate_run, load_run, train_run
 from labelflow.tasks.segment.task import SegmentRecipe
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "AnyRecipe",
     "Classification",
     "DetectRecipe",
-    "Loaded",
+    "LoadedRun",
     "Recipe",
     "SegmentRecipe",
     "annotate_data",
@@ -22,9 +22,6 @@ __all__ = [
     "evaluate_run",
     "find_objects",
     "find_segments",
-    "load_any",
     "load_run",
-    "make_annotator",
-    "predict",
     "train_run",
 ]

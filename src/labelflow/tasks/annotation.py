@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from labelflow.classifier import load
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
-from labelflow.labels import Annotation, Annotator, Store, annotate
-from labelflow.tasks.classifiers import load_classifier
+from labelflow.labels import Annotation, Store, annotate
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,9 @@ class Annotate:
     """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
     out: Path
     """The folder of the labels."""
-    start: str = "pretrained"
-    """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
+    weights: str = ""
+    """Of a timm model: pretrained (the default), packaged (from a package), or a checkpoint file; of a run: best (the
+    default), last, or a file."""
     image_size: int = 0
     """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
     split: str = "train"
@@ -65,11 +66,11 @@ def annotate_data(data: str, options: Annotate) -> Store:
     with accelerator.local_main_process_first():  # which downloads what is not there
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
-        annotator = make_annotator(options.model, options.start, options.image_size, list(source.classes))
+        annotator = load(options.model, options.weights, options.image_size, source.classes)
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
-            f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
-            f"{annotator.image_size} pixels, in {options.out}"
+            f"{annotator.architecture} annotates {len(source)} images of {len(source.classes)} classes at "
+            f"{annotator.preprocessing.size} pixels, in {options.out}"
         )
         return annotate(
             source,
@@ -81,10 +82,3 @@ def annotate_data(data: str, options: Annotate) -> Store:
             progress=progress,
             resume=options.resume,
         )
-
-
-def make_annotator(model: str, start: str, image_size: int, classes: list[str]) -> Annotator:
-    """A run's model, or one of timm's. classes: those of the data, for a checkpoint that does not say its own."""
-    found = load_classifier(model, start, image_size, tuple(classes))
-    data = found.data
-    return Annotator(found.model, found.name, found.weights, found.classes, data.image_size, data.mean, data.std)

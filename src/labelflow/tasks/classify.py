@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Batch, Data, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.classifier import run_cfg
+from labelflow.data import Batch, Data, Preprocessing, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import schedule_lengths
 from labelflow.guides import Mixing, Scene
@@ -101,6 +102,8 @@ class Classification(Evaluation):
         check_classifier(recipe.start)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         model = create(self.model_name, start=weights_file(recipe.start), **self.model_arguments)
+        self.pretrained_cfg = run_cfg(model, Preprocessing.of_data(recipe.data), self.classes)
+        model.pretrained_cfg = self.pretrained_cfg  # type: ignore[assignment]
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
@@ -109,11 +112,12 @@ class Classification(Evaluation):
 
     @property
     def card(self) -> dict[str, Any]:
-        """What `timm.create_model(name, checkpoint_path=…, **arguments)` needs, the names of the classes, and what must
-        be the same when a run goes on."""
+        """What `timm.create_model(name, pretrained_cfg=…, checkpoint_path=…, **arguments)` needs, the names of the
+        classes, and what must be the same when a run goes on."""
         return {
             "model": self.model_name,
             "arguments": self.model_arguments,
+            "pretrained_cfg": self.pretrained_cfg,
             "classes": self.classes,
             "samples": self.samples,
             "labels": self.labels,
@@ -224,12 +228,7 @@ def check_classifier(folder: str) -> None:
 
 def weights_file(start: str) -> str:
     """Of a run's folder, its best weights."""
-    if start and Path(start).is_dir():
-        for name in ("best.safetensors", "last.safetensors"):
-            if (Path(start) / name).exists():
-                return str(Path(start) / name)
-        raise ValueError(f"{start} is not a run with weights: it has no best.safetensors")
-    return start
+    return str(Run(start).weights()) if start and Path(start).is_dir() else start
 
 
 def check_classes(expected: list[str], found: list[str], what: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from labelflow.align import Student
-from labelflow.models.create import create
 from labelflow.tasks.classify import Classification, Evaluation, Recipe
 from labelflow.tasks.dense.student import Whole
 from labelflow.tasks.detect.task import Detection, DetectRecipe, build_detector
@@ -25,17 +24,13 @@ class Kind(NamedTuple):
     task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a card
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[[nn.Module], nn.Module]  # what an evaluation asks
-    build: Callable[..., nn.Module]  # (recipe, card) -> the model of a run, with random weights
+    build: Callable[..., nn.Module] | None  # (recipe, card) -> its run's model, with random weights; None: a classifier
     unit: str  # of its headline
 
     @property
     def headline(self) -> str:
         """The metric that counts."""
         return self.task.headline  # type: ignore[attr-defined]
-
-
-def _build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
-    return create(card["model"], **card["arguments"])
 
 
 KINDS = {
@@ -48,7 +43,7 @@ KINDS = {
             task=Classification,
             evaluation=Evaluation,
             student=Student,
-            build=_build_classifier,
+            build=None,
             unit="% top-1",
         ),
         Kind(
