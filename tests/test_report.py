@@ -82,7 +82,9 @@ def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_pat
     (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
     assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()
     arguments = {"num_classes": 2, "global_pool": "max"}
-    run.write("model.json", run.read("model.json") | {"model": "test_resnet", "arguments": arguments})
+    card = run.read("model.json")
+    cfg = {**card["pretrained_cfg"], "fixed_input_size": False}
+    run.write("model.json", card | {"model": "test_resnet", "arguments": arguments, "pretrained_cfg": cfg})
     save_file(timm.create_model("test_resnet", **arguments).state_dict(), run / "best.safetensors")
     assert "follows labels to an average, not to global_pool=" in write_report(run.folder).read_text()
 

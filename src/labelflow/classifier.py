@@ -95,7 +95,7 @@ class Classifier:
 
     def columns(self, classes: Sequence[str]) -> list[int] | None:
         """The columns of its logits that mean these classes; None: all of them, in their order."""
-        own, wanted = wordnet_names(self.classes), wordnet_names(tuple(classes))
+        own, wanted = wordnet_names(self.classes), wordnet_names(classes)
         if own == wanted:
             return None
         if not own:
@@ -223,22 +223,25 @@ def weights_key(model: nn.Module) -> str:
 
 
 @cache
-def imagenet_classes() -> tuple[str, ...]:
-    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
-    return tuple(ImageNetInfo().label_names())
+def _imagenet() -> ImageNetInfo:
+    return ImageNetInfo()
 
 
 @cache
-def wordnet_names(classes: tuple[str, ...]) -> tuple[str, ...]:
+def imagenet_classes() -> tuple[str, ...]:
+    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
+    return tuple(_imagenet().label_names())
+
+
+def wordnet_names(classes: Sequence[str]) -> tuple[str, ...]:
     """ImageNet's thousand classes under WordNet's numbers, where they come as descriptions ("tench, Tinca tinca", as
     Hugging Face has them) or as numbers (WebDataset); others as they are."""
-    info = ImageNetInfo()
-    if len(classes) == info.num_classes():
-        described = zip(classes, info.label_descriptions(), strict=True)
+    if len(classes) == len(imagenet_classes()):
+        described = zip(classes, _imagenet().label_descriptions(), strict=True)
         alike = sum(own.lower() == other.lower() for own, other in described)  # some differ here and there
         if alike > 0.95 * len(classes) or list(classes) == [str(place) for place in range(len(classes))]:
             return imagenet_classes()
-    return classes
+    return tuple(classes)
 
 
 def title(name: str) -> str:
@@ -247,6 +250,5 @@ def title(name: str) -> str:
     >>> title("n01440764"), title("my cats")
     ('tench', 'my cats')
     """
-    info = ImageNetInfo()
-    known = name[1:].isdigit() and name in set(info.label_names())
-    return info.label_name_to_description(name).split(",")[0] if known else name
+    known = name[1:].isdigit() and name in imagenet_classes()
+    return _imagenet().label_name_to_description(name).split(",")[0] if known else name

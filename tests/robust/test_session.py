@@ -42,14 +42,12 @@ def test_answers_are_those_of_a_bare_loop(folder: Path, tmp_path: Path, batch: i
     asking, found = session(folder, tmp_path, batch=batch), opened(folder)
     clean, changed = asking.ask(found, [CLEAN, Twice()])
     for at, model in enumerate(asking.models):
-        look, data = model.preprocessing, model.classifier.data
         for index in range(9):
-            seen = Pictures(found, look, (CLEAN,), 0)[0, index].levels[0].float() / 255
+            seen = Pictures(found, model.preprocessing, (CLEAN,), 0)[0, index].levels[0].float() / 255
             for level, answers in ((0, clean[at]), *((level, changed[at]) for level in range(3))):
                 bright = (seen * 255 * (level + 1)).clamp(max=255) / 255 if answers is changed[at] else seen
-                mean, std = torch.tensor(data.mean).view(3, 1, 1), torch.tensor(data.std).view(3, 1, 1)
                 with torch.no_grad():
-                    logits = model.classifier.model(((bright - mean) / std)[None])[0]
+                    logits = model.model.model(((bright - 0.5) / 0.5)[None])[0]
                 order = logits.argsort(descending=True)
                 assert answers.places[level, index].tolist() == order.tolist()
                 np.testing.assert_allclose(answers.logits[level, index], logits[order], rtol=1e-4, atol=1e-5)

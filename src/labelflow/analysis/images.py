@@ -53,7 +53,7 @@ def images_of(
     crop = min(1.0, classifier.preprocessing.crop_pct)
     source = open_source(replace(data or evaluation_data(classifier), image_size=side, test_crop=crop), "val")
     columns = {name: column for column, name in enumerate(wordnet_names(classifier.classes))}
-    labels = [columns.get(name, -1) for name in wordnet_names(tuple(source.classes))]
+    labels = [columns.get(name, -1) for name in wordnet_names(source.classes)]
     names = [title(name) for name in source.classes]
     if isinstance(source, Stream):
         taken = [(transform(image), label) for image, label in islice(source.open(0), count)]

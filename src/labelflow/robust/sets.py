@@ -84,7 +84,7 @@ def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:
         source = open_source(data, "val")
         if isinstance(source, Stream):
             raise ValueError(f"a stream such as {data.data} can't be asked about twice; give a folder, or hfds/NAME")
-        return Set(data.data, source, wordnet_names(tuple(source.classes)))
+        return Set(data.data, source, wordnet_names(source.classes))
     if (root / "labels.csv").exists():
         return Set(data.data, _of_table(root, classes), classes)
     source = all_images(root)
