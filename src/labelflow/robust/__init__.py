@@ -5,7 +5,7 @@ from labelflow.robust.calibration import calibration_error, reliability, risk_ar
 from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
 from labelflow.robust.hidden import PatchDrop, Shuffle
 from labelflow.robust.mce import mce, relative_mce
-from labelflow.robust.models import FromPixels, from_pixels, load_models
+from labelflow.robust.models import FromPixels, from_pixels, load_models, own_data
 from labelflow.robust.session import Session
 from labelflow.robust.sets import open_own
 from labelflow.robust.suites import SUITES, Settings
@@ -29,6 +29,7 @@ __all__ = [
     "load_models",
     "mce",
     "open_own",
+    "own_data",
     "relative_mce",
     "reliability",
     "risk_area",
