@@ -1,7 +1,7 @@
 """What does `labelflow robust` cost on a natural shift? A set of ImageNet-A's layout beside a bare forward loop over
 the same files, taking turns in one run.
 
-    python benchmarks/robust_speed.py --model tf_efficientnet_lite0 --init packaged --images 128 --rounds 5
+    python benchmarks/robust_speed.py --model tf_efficientnet_lite0 --weights packaged --images 128 --rounds 5
 
 The bare loop is torchvision's ImageFolder with timm's own evaluation transform in a DataLoader, and the model on each
 batch. Ours opens the set, makes the keys of model and images, asks, restricts the answers, keeps them on disk and
@@ -13,16 +13,19 @@ import argparse
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
-from timm.data import create_transform
+from timm.data import create_transform, resolve_model_data_config
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
+from labelflow.classifier import Classifier
 from labelflow.data import World
-from labelflow.robust.judged import Judged, load_judged
+from labelflow.robust.models import load_models
 from labelflow.robust.natural import Natural
 from labelflow.robust.session import Session
 from labelflow.robust.settings import NaturalSets
@@ -41,27 +44,21 @@ def make_images(folder: Path, count: int) -> None:
 
 
 @torch.inference_mode()
-def bare(judged: Judged, folder: Path, batch: int, workers: int) -> float:
-    data = judged.classifier.data
-    transform = create_transform(
-        data.image_size,
-        crop_pct=data.test_crop,
-        interpolation=data.interpolation,
-        mean=data.mean,
-        std=data.std,
-    )
+def bare(classifier: Classifier, folder: Path, batch: int, workers: int) -> float:
+    network: Any = classifier.model.model  # which takes normalised images
+    transform = create_transform(**resolve_model_data_config(network, use_test_size=True))
     start = time.perf_counter()
     loader = DataLoader(ImageFolder(str(folder), transform), batch, num_workers=workers)
     right = torch.zeros(())
     for images, labels in loader:
-        right += (judged.classifier.model(images).argmax(1) == labels).sum()
+        right += (network(images).argmax(1) == labels).sum()
     return time.perf_counter() - start
 
 
-def ours(judged: Judged, folder: Path, batch: int, workers: int) -> float:
+def ours(classifier: Classifier, folder: Path, batch: int, workers: int) -> float:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as kept:
-        fresh = Judged(judged.name, judged.model, judged.classifier)  # whose key is not made yet
+        fresh = replace(classifier)  # whose key is not made yet
         session = Session([fresh], Path(kept), CPU, batch=batch, workers=workers, quiet=True)
         Natural(session, NaturalSets(imagenet_a=str(folder))).measure()
     return time.perf_counter() - start
@@ -70,19 +67,19 @@ def ours(judged: Judged, folder: Path, batch: int, workers: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tf_efficientnet_lite0")
-    parser.add_argument("--init", default="packaged")
+    parser.add_argument("--weights", default="packaged")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    (judged,) = load_judged([options.model], CPU, init=options.init)
+    (classifier,) = load_models([options.model], CPU, weights=options.weights)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "imagenet-a"
         make_images(folder, options.images)
         pairs = [
-            [side(judged, folder, options.batch, options.workers) for side in (bare, ours)]
+            [side(classifier, folder, options.batch, options.workers) for side in (bare, ours)]
             for _ in range(options.rounds + 1)  # the first is not counted
         ]
     ratios = [loop / own for loop, own in pairs[1:]]

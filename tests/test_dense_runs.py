@@ -10,11 +10,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from labelflow.classifier import load
 from labelflow.cli import main
 from labelflow.engine import Interrupted, Run
 from labelflow.engine.optim import norms_apart
 from labelflow.recipes import find_any
-from labelflow.tasks import evaluate_run, load_any, load_run, train_run
+from labelflow.tasks import evaluate_run, load_run, train_run
 from labelflow.tasks.dense.task import DenseStudent
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.settings import Sizes
@@ -116,8 +117,8 @@ def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: p
     assert set(told) - {"classes"} == {
         key for key in Run(folder).metrics()[-1] if key not in ("kind", "update", "epoch")
     }
-    with pytest.raises(ValueError, match="but a classifier is needed"):
-        load_run(folder)
+    with pytest.raises(ValueError, match="is not the run of a classifier"):
+        load(folder)
     assert main(["train", "quickstart", "--out", str(folder), "--resume"]) == 2
     assert f"is the run of a {kind}" in capsys.readouterr().err
 
@@ -130,7 +131,7 @@ def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:
     train_run(recipe, tmp_path / "run", resume=False, quiet=True)
     before = load_file(tmp_path / "vit" / "best.safetensors")
     (tmp_path / "vit").rename(tmp_path / "gone")
-    after = load_any(tmp_path / "run").model.levels.model.state_dict()
+    after = load_run(tmp_path / "run").model.levels.model.state_dict()
     shared = [name for name in after if "pos_embed" not in name]
     assert any(name.startswith("blocks.3") for name in shared)
     assert all(torch.equal(after[name], before[name]) for name in shared)

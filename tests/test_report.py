@@ -13,12 +13,13 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from labelflow.analysis import line_chart, mixed_samples
-from labelflow.analysis.subjects import load_subject
+from labelflow.classifier import load
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
 from labelflow.figures import Asked, ratio
 from labelflow.report import write_report
-from labelflow.tasks import Recipe, load_run, train_run
+from labelflow.tasks import Recipe, train_run
+from labelflow.tasks.runs import read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,9 @@ def test_the_figures_that_fit_are_there(folder: Path) -> None:
 
 
 def test_samples_show_what_reached_the_classifier(folder: Path) -> None:
-    page, loaded = (folder / "report.html").read_text(), load_run(folder)
+    page, loaded = (folder / "report.html").read_text(), load(folder)
     aligned = lf.Aligned(loaded.model)
-    for sample in mixed_samples(load_subject(str(folder)), loaded.recipe.mixer):
+    for sample in mixed_samples(loaded, read_recipe(Run(folder)).mixer):
         assert sample.names[0] != sample.names[1]
         share = sample.mix.share[0, 0]
         mixed = sample.images[0] * share + sample.images[1] * (1 - share)
@@ -81,7 +82,9 @@ def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_pat
     (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
     assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()
     arguments = {"num_classes": 2, "global_pool": "max"}
-    run.write("model.json", run.read("model.json") | {"model": "test_resnet", "arguments": arguments})
+    card = run.read("model.json")
+    cfg = {**card["pretrained_cfg"], "fixed_input_size": False}
+    run.write("model.json", card | {"model": "test_resnet", "arguments": arguments, "pretrained_cfg": cfg})
     save_file(timm.create_model("test_resnet", **arguments).state_dict(), run / "best.safetensors")
     assert "follows labels to an average, not to global_pool=" in write_report(run.folder).read_text()
 

@@ -28,7 +28,7 @@ LAYERS = [
         "follow",
         "align",
     ),
-    *("guides", "mixers", "targets", "data", "engine", "labels", "tasks"),
+    *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
     *("analysis", "figures", "report", "recipes", "compare"),
     *("robust", "study", "explore", "commands", "cli", "__main__"),
 ]

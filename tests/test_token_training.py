@@ -11,10 +11,11 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from helpers import build, images_for
+from labelflow.classifier import load
 from labelflow.cli import main
 from labelflow.labels import Store
 from labelflow.targets import TARGETS, TokenLabel
-from labelflow.tasks import Classification, load_run
+from labelflow.tasks import Classification
 from targets.test_token_label import truth_for
 
 DATA = "world(train=24, val=8)"
@@ -62,7 +63,7 @@ def test_every_dense_target_trains(labels: Path, tmp_path: Path, target: str, mo
     whole = target in ("relabel", "token_mix")  # dense labels that teach the image, not its tokens
     model = model.replace(")", ", aux_head=False)") if whole and model == LVVIT else model
     assert train(labels, tmp_path, target, model) == 0
-    plain = load_run(tmp_path).model  # loads exactly: what is saved is the plain model
+    plain = load(tmp_path).model  # loads exactly: what is saved is the plain model
     heads = list(tmp_path.glob("checkpoints/*/heads.safetensors"))
     assert bool(heads) == (model == VIT and not whole)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
 from labelflow.commands.explore import address, examples, listen, offered
-from labelflow.explore import Choice, Shelf, make_app
+from labelflow.explore import Shelf, make_app
 
-TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)"
-CAIT = "cait_xxs24_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
+TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)=random"
+CAIT = "cait_xxs24_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)=random"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = (
     *("--no-sandbox", "--no-first-run", "--disable-gpu", "--disable-sync"),
@@ -31,11 +32,10 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Any, str]]:
     listening = listen("127.0.0.1", 0)
-    cait = offered([CAIT])[0].subject
+    (cait,) = offered([CAIT])
     for block in cait.model.blocks_token_only:  # type: ignore[union-attr]
         block.attn.q.weight.data *= 1000  # so that it looks at some tokens more than at others
-    choices = [*offered([TINY]), Choice(cait, "another")]
-    app = make_app(choices, Shelf(examples()))
+    app = make_app([*offered([TINY]), replace(cait, weights="mine")], Shelf(examples()))
     settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1)
     serving = uvicorn.Server(settings)
     url = address(listening)
@@ -141,7 +141,7 @@ def test_a_person_plays_with_it(opened: Any, tmp_path: Path) -> None:
 
     assert answered(page, lambda: page.select_option("#model", "1"))["model"] == 1
     assert page.get_attribute("#layer", "max") == "2"
-    assert page.inner_text("#note") == "another"
+    assert page.inner_text("#note") == ""
     page.screenshot(path=tmp_path / "desktop.png", full_page=True)
 
 

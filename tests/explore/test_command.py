@@ -16,22 +16,21 @@ from torch import nn
 
 pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 
-import labelflow.analysis.subjects
-from labelflow.analysis.subjects import load_subject
+import labelflow.classifier
+from labelflow.classifier import load
 from labelflow.commands import explore as explore_command
 from labelflow.commands.explore import address, examples, explore, listen, offered
 from labelflow.explore import try_out
 
-TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
+TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)=random"
 
 
 def test_without_models_it_offers_a_small_one_and_says_that_it_is_random(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where there is no quickstart
-    (choice,) = offered(())
-    assert (choice.subject.name, choice.subject.data.image_size) == ("a small ViT", 64)
-    assert "random" in choice.note
+    (small,) = offered(())
+    assert (small.name, small.preprocessing.size, small.trained) == ("a small ViT", 64, False)
 
 
 def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,18 +39,18 @@ def test_the_quickstart_is_offered_where_it_is(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "runs/quickstart/recipe.json").touch()
     asked = []
 
-    def load(name: str, init: str) -> Any:
+    def refuse(name: str, weights: str) -> Any:
         asked.append(name)
         raise ValueError("enough")
 
-    monkeypatch.setattr(labelflow.analysis.subjects, "load_subject", load)
+    monkeypatch.setattr(labelflow.classifier, "load", refuse)
     with pytest.raises(ValueError, match="enough"):
         offered(())
     assert asked == ["runs/quickstart"]
 
 
 def test_models_are_tried_out_before_the_page_is_served(capsys: pytest.CaptureFixture[str]) -> None:
-    coat = "coat_tiny(img_size=32)"
+    coat = "coat_tiny(img_size=32)=random"
     with pytest.raises(ValueError, match=r"coat_tiny.* cannot be shown; .* can be followed: .*CoaT"):
         offered([TINY, coat, TINY])
     assert capsys.readouterr().out == f"Trying out {TINY} (1 of 2)\nTrying out {coat} (2 of 2)\n"
@@ -67,11 +66,11 @@ def test_models_are_tried_out_before_the_page_is_served(capsys: pytest.CaptureFi
     ids=["not a number", "one channel", "not square"],
 )
 def test_a_model_that_cannot_be_shown_is_told(change: Callable[[Any], None], words: str) -> None:
-    subject = load_subject(TINY)
-    try_out(subject)
-    change(subject.model)
+    classifier = load(TINY)
+    try_out(classifier)
+    change(classifier.model)
     with pytest.raises(ValueError, match=rf"(?s)cannot be shown.*{words}"):
-        try_out(subject)
+        try_out(classifier)
 
 
 def test_given_images_come_first_as_squares(tmp_path: Path) -> None:

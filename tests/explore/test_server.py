@@ -11,9 +11,9 @@ from PIL import Image
 pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 from starlette.testclient import TestClient
 
-from labelflow.analysis.subjects import load_subject
+from labelflow.classifier import load
 from labelflow.data.world import World
-from labelflow.explore import Choice, Shelf, make_app, server, uploads
+from labelflow.explore import Shelf, make_app, server, uploads
 from labelflow.explore.answer import Box, answer
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)"
@@ -24,9 +24,9 @@ QUESTION = {"model": 0, "own": "example-0", "partner": "example-1", "box": [0.25
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    choice = Choice(load_subject(TINY), "a note")
+    classifier = load(TINY, "random")
     shelf = Shelf([("<b>one</b>", PICTURES[0]), ("two", PICTURES[1])])
-    return TestClient(make_app([choice], shelf, hosts={"lab.example"}), HERE, raise_server_exceptions=False)
+    return TestClient(make_app([classifier], shelf, hosts={"lab.example"}), HERE, raise_server_exceptions=False)
 
 
 def png(side: int = 20) -> bytes:
@@ -105,13 +105,13 @@ def test_an_upload_is_kept_shown_and_answered_about(client: TestClient) -> None:
     assert Image.open(io.BytesIO(shown.content)).size == (20, 20)
     told = client.post("/answer", json={**QUESTION, "own": key})
     assert told.status_code == 200
-    direct = answer(load_subject(TINY), Image.new("RGB", (20, 20), "red"), PICTURES[1], Box(0.25, 0.25, 0.75, 0.5))
+    direct = answer(load(TINY, "random"), Image.new("RGB", (20, 20), "red"), PICTURES[1], Box(0.25, 0.25, 0.75, 0.5))
     assert told.json() == direct
 
 
 def test_setup_tells_what_can_be_chosen(client: TestClient) -> None:
     told = client.get("/setup").json()
-    assert told["models"] == [{"name": TINY, "note": "a note", "size": 32}]
+    assert told["models"] == [{"name": TINY, "note": "Its weights are random: it has learnt nothing yet.", "size": 32}]
     assert told["images"] == [{"id": "example-0", "name": "<b>one</b>"}, {"id": "example-1", "name": "two"}]
 
 

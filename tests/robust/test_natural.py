@@ -13,11 +13,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform
 
+from labelflow.classifier import imagenet_classes, wordnet_names
 from labelflow.robust.answers import Answers
-from labelflow.robust.judged import load_judged
+from labelflow.robust.models import load_models
 from labelflow.robust.natural import Natural, NaturalSets, open_a, open_r, open_real, open_sketch, open_v2, real_labels
 from labelflow.robust.session import Session
-from labelflow.robust.sets import imagenet_classes, wordnet_names
 
 NAMES = imagenet_classes()
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     save_file(model.state_dict(), folder / "weights.safetensors")
-    models = load_judged([f"test_vit={folder / 'weights.safetensors'}"], CPU, image_size=32)
+    models = load_models([f"test_vit={folder / 'weights.safetensors'}"], CPU, image_size=32)
     return Session(models, folder / "answers", CPU, workers=0, quiet=True)
 
 
@@ -48,13 +48,11 @@ def photo(path: Path, seed: int) -> None:
 
 def brute_force(session: Session, paths: list[Path]) -> torch.Tensor:
     """Logits, one image after the other, with timm's own transform."""
-    classifier = session.models[0].classifier
-    data = classifier.data
-    transform = create_transform(
-        32, crop_pct=data.test_crop, interpolation=data.interpolation, mean=data.mean, std=data.std
-    )
+    network = session.models[0].model.model
+    config = {**timm.data.resolve_data_config(pretrained_cfg=network.pretrained_cfg), "input_size": (3, 32, 32)}
+    transform = create_transform(**config)
     with torch.no_grad():
-        return torch.cat([classifier.model(transform(Image.open(path).convert("RGB"))[None]) for path in paths])
+        return torch.cat([network(transform(Image.open(path).convert("RGB"))[None]) for path in paths])
 
 
 @pytest.mark.parametrize(("opened", "name"), [(open_a, "imagenet_a"), (open_r, "imagenet_r")])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labelflow.analysis.relevance import relevance
 from labelflow.robust.hidden import Hiding
-from labelflow.robust.judged import FromPixels
+from labelflow.robust.models import FromPixels
 from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
 from labelflow.robust.salient import TENTHS, Salient, SalientCells, foreground, load_salient
 from labelflow.robust.suites import Settings, choose_suites
@@ -77,13 +77,13 @@ def test_answers_under_each_level(cells: SalientCells, folder: Path, tmp_path: P
     assert asking.asked == 9 * 20
     model = asking.models[0]
     for index in range(9):  # each level's answer is the model's to that level's picture
-        seen = Pictures(found, model.look, [CLEAN], 0)[0, index].levels / 255
+        seen = Pictures(found, model.preprocessing, [CLEAN], 0)[0, index].levels / 255
         with torch.no_grad():
             expected = model.model(cells.spread(seen)).sort(descending=True).values  # (19, 3)
         np.testing.assert_allclose(hidden.logits[:, index], expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(clean.logits[0, index], model.model(seen)[0].sort(descending=True).values, rtol=1e-4)
     assert (hidden.places[9] == hidden.places[9, 0]).all()  # nothing is seen: the same answer always
-    pictures = Pictures(found, asking.models[0].look, [cells, CLEAN], 0)
+    pictures = Pictures(found, asking.models[0].preprocessing, [cells, CLEAN], 0)
     assert len(pickle.dumps(pictures)) < 50_000  # no model goes to workers, which may be other processes
     assert len(next(iter(load_pictures(pictures, 40, 0, [0, 0]))).labels) == 2  # 38 pictures at once
     again = session(folder, tmp_path, (0,))
@@ -107,7 +107,7 @@ def test_the_suite(folder: Path, tmp_path: Path) -> None:
 
 
 def test_models_without_a_classifier_can_tell() -> None:
-    cells = load_salient(MODEL.replace("img_size=32", "img_size=32, num_classes=0"), "", CPU)
+    cells = load_salient(MODEL.replace("img_size=32", "img_size=32, num_classes=0") + "=random", CPU)
     assert cells.spread(torch.rand(1, 3, 32, 32)).shape == (19, 3, 32, 32)
 
 
@@ -116,7 +116,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--salient RUN\|MODEL"):
         Salient(asking, found, "")
     with pytest.raises(ValueError, match="a ViT, a DeiT or an LV-ViT, not of ResNet"):
-        load_salient("resnet18", "", CPU)
+        load_salient("resnet18=random", CPU)
     with pytest.raises(ValueError, match="there is no such folder"):
         Salient(asking, found, "runs/nowhere")
 

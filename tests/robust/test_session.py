@@ -21,7 +21,7 @@ from labelflow.robust.attacks.gradient import PGD
 from labelflow.robust.corrupted import Corruption
 from labelflow.robust.corruptions.ice import FILES
 from labelflow.robust.hidden import PatchDrop
-from labelflow.robust.judged import FromPixels
+from labelflow.robust.models import FromPixels
 from labelflow.robust.pictures import CLEAN, Pictures
 from labelflow.robust.results import Section
 from labelflow.robust.sets import Set, chosen, image_number, open_own
@@ -42,14 +42,12 @@ def test_answers_are_those_of_a_bare_loop(folder: Path, tmp_path: Path, batch: i
     asking, found = session(folder, tmp_path, batch=batch), opened(folder)
     clean, changed = asking.ask(found, [CLEAN, Twice()])
     for at, model in enumerate(asking.models):
-        look, data = model.look, model.classifier.data
         for index in range(9):
-            seen = Pictures(found, look, (CLEAN,), 0)[0, index].levels[0].float() / 255
+            seen = Pictures(found, model.preprocessing, (CLEAN,), 0)[0, index].levels[0].float() / 255
             for level, answers in ((0, clean[at]), *((level, changed[at]) for level in range(3))):
                 bright = (seen * 255 * (level + 1)).clamp(max=255) / 255 if answers is changed[at] else seen
-                mean, std = torch.tensor(data.mean).view(3, 1, 1), torch.tensor(data.std).view(3, 1, 1)
                 with torch.no_grad():
-                    logits = model.classifier.model(((bright - mean) / std)[None])[0]
+                    logits = model.model.model(((bright - 0.5) / 0.5)[None])[0]
                 order = logits.argsort(descending=True)
                 assert answers.places[level, index].tolist() == order.tolist()
                 np.testing.assert_allclose(answers.logits[level, index], logits[order], rtol=1e-4, atol=1e-5)
@@ -235,14 +233,14 @@ def test_data_sets_of_one_name_are_told_apart() -> None:
 
 def test_models_see_as_timm_says(folder: Path, tmp_path: Path) -> None:
     """Some want the whole image, squashed."""
-    (judged,) = session(folder, tmp_path, (0,)).models
-    squashing = replace(judged, classifier=replace(judged.classifier, crop_mode="squash"))
+    (model,) = session(folder, tmp_path, (0,)).models
+    squashing = replace(model, preprocessing=replace(model.preprocessing, crop_mode="squash"))
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 80, 3), np.uint8))
     (tmp_path / "images" / "a").mkdir(parents=True)
     image.save(tmp_path / "images" / "a" / "1.png")
     found = open_own(Data(source=str(tmp_path / "images")), own=False, classes=())
-    one, other = (Pictures(found, model.look, (CLEAN,), 0)[0, 0].levels[0] for model in (judged, squashing))
-    size = int(squashing.look.size / squashing.look.crop)
+    one, other = (Pictures(found, one.preprocessing, (CLEAN,), 0)[0, 0].levels[0] for one in (model, squashing))
+    size = int(squashing.preprocessing.size / squashing.preprocessing.crop_pct)
     whole = np.array(image.resize((size, size), Image.Resampling.BICUBIC))
     edge = round((size - 32) / 2)
     assert abs(other.permute(1, 2, 0).numpy() - whole[edge : edge + 32, edge : edge + 32].astype(int)).max() <= 1
@@ -292,7 +290,7 @@ def test_attacks_see_the_classes_of_the_data_alone(folder: Path, tmp_path: Path)
     ((answers,),) = asking.ask(turned)
     assert section.findings[0].values == answers.top1
 
-    pictures = Pictures(turned, model.look, (CLEAN,), 0)
+    pictures = Pictures(turned, model.preprocessing, (CLEAN,), 0)
     clean = torch.stack([pictures[0, index].levels[0] for index in range(6)]) / 255
     numbers = [image_number(turned.source, index) for index in range(6)]
     batch = Batch(clean, torch.tensor(turned.labels), numbers)
@@ -318,8 +316,8 @@ class Keeping(torch.nn.Module):
 
 def test_models_that_keep_tensors_can_be_attacked_after_they_were_asked(folder: Path, tmp_path: Path) -> None:
     asking, found = session(folder, tmp_path, (0,)), opened(folder)
-    (judged,) = asking.models
-    asking.models = [replace(judged, model=FromPixels(Keeping(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).eval())]
+    (model,) = asking.models
+    asking.models = [replace(model, model=FromPixels(Keeping(), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)).eval())]
     ((answers,),) = asking.ask(found)
     section = Attacked(asking, found, Attacking(("fgsm",), radii=(4,))).measure()
     assert section.findings[0].values == answers.top1

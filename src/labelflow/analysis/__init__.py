@@ -6,18 +6,15 @@ from labelflow.analysis.ratio import LayerRatio, layer_ratios, method_ratios, si
 from labelflow.analysis.relevance import relevance, upsampled
 from labelflow.analysis.rmse import Rmse, alignment_rmse
 from labelflow.analysis.samples import Sample, mixed_samples
-from labelflow.analysis.subjects import Subject, load_subject
 
 __all__ = [
     "LayerRatio",
     "Presence",
     "Rmse",
     "Sample",
-    "Subject",
     "alignment_rmse",
     "layer_ratios",
     "line_chart",
-    "load_subject",
     "method_ratios",
     "mixed_samples",
     "presence",

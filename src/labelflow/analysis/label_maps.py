@@ -6,7 +6,7 @@ Shapes: h×w cells of a map, k classes of a cell.
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from labelflow.analysis.subjects import title
+from labelflow.classifier import title
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Store, label_view

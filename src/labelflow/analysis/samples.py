@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from labelflow.align import Aligned, Student
-from labelflow.analysis.subjects import Seen, Subject, pairs_of
+from labelflow.analysis.images import LabelledImage, pairs_of
 from labelflow.chance import generator
-from labelflow.data import Data
+from labelflow.classifier import Classifier
+from labelflow.data import Data, Preprocessing
 from labelflow.guides import UnmixedBatch
 from labelflow.loss import soft_labels
 from labelflow.mix import Mix
@@ -58,13 +59,15 @@ class Sample:
 
 
 @torch.no_grad()
-def mixed_samples(subject: Subject, spec: str, count: int = 4, files: Sequence[Path] = ()) -> list[Sample]:
+def mixed_samples(
+    classifier: Classifier, spec: str, count: int = 4, files: Sequence[Path] = (), data: Data | None = None
+) -> list[Sample]:
     """Pairs of evaluation images, or of files, mixed and seen by a model; the same each time."""
-    aligned, mixer = Aligned(subject.model), make_mixer(spec)
+    aligned, mixer = Aligned(classifier.model), make_mixer(spec)
     samples = []
-    for number, pair in enumerate(pairs_of(subject, count, files)):
-        mix = draw_mix(subject, pair, mixer, number)
-        images = torch.stack([seen.image for seen in pair])
+    for number, pair in enumerate(pairs_of(classifier, count, files, data)):
+        mix = draw_mix(classifier, pair, mixer, number)
+        images = torch.stack([one.image for one in pair])
         mixed, share = mix.apply(images)[:1], mix.share[:1]
         logits, arrived = aligned(mixed, share)
         samples.append(
@@ -74,24 +77,30 @@ def mixed_samples(subject: Subject, spec: str, count: int = 4, files: Sequence[P
                 mix,
                 layers={layer.name: layer.map[0] for layer in aligned.trace(mixed, share)},
                 arrived=float(arrived[0]),
-                answers=likeliest(subject, logits[0]),
+                answers=likeliest(classifier, logits[0]),
             )
         )
     return samples
 
 
-def likeliest(subject: Subject, logits: Tensor, count: int = 2) -> list[tuple[str, float]]:
+def likeliest(classifier: Classifier, logits: Tensor, count: int = 2) -> list[tuple[str, float]]:
     """The likeliest classes, and their probabilities: (C,) -> …"""
     chances, places = logits.float().softmax(0).topk(min(count, len(logits)))
     return [
-        (subject.class_name(place), chance) for place, chance in zip(places.tolist(), chances.tolist(), strict=True)
+        (classifier.class_name(place), chance) for place, chance in zip(places.tolist(), chances.tolist(), strict=True)
     ]
 
 
-def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixer: AnyMixer, number: int, draws: int = DRAWS) -> Mix:
+def draw_mix(
+    classifier: Classifier,
+    pair: tuple[LabelledImage, LabelledImage],
+    mixer: AnyMixer,
+    number: int,
+    draws: int = DRAWS,
+) -> Mix:
     """The mixer's first draw in which both images have a fifth, if there is one in so many; each is the other's
     partner."""
-    batch = batch_of(subject, pair)
+    batch = batch_of(classifier, pair)
     shown, _ = mix_batch(mixer, batch, generator(number, 0))
     for attempt in range(1, draws):
         if shown.partner.tolist() == [1, 0] and 0.2 <= shown.lam[0] <= 0.8:
@@ -101,19 +110,19 @@ def draw_mix(subject: Subject, pair: tuple[Seen, Seen], mixer: AnyMixer, number:
 
 
 @torch.no_grad()
-def batch_of(subject: Subject, seen: Sequence[Seen]) -> UnmixedBatch:
+def batch_of(classifier: Classifier, labelled: Sequence[LabelledImage]) -> UnmixedBatch:
     """A batch for a mixer. Images whose classes the model does not know are what it takes them for."""
-    images, data = torch.stack([one.image for one in seen]), subject.data
-    student = Student(subject.model)
+    images, student = torch.stack([one.image for one in labelled]), Student(classifier.model)
     logits = student(images).logits
-    labels = torch.tensor([one.label if subject.classes else -1 for one in seen])
+    labels = torch.tensor([one.label for one in labelled])
+    colours = classifier.preprocessing
     labels = torch.where(labels < 0, logits.argmax(1), labels)
-    return UnmixedBatch(images, soft_labels(labels, logits.shape[1]), student, data.mean, data.std)
+    return UnmixedBatch(images, soft_labels(labels, logits.shape[1]), student, colours.mean, colours.std)
 
 
-def photo(image: Tensor, data: Data) -> Image.Image:
+def photo(image: Tensor, colours: Preprocessing) -> Image.Image:
     """A normalised image (3, H, W) to look at; small ones keep their pixels crisp."""
-    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (data.mean, data.std))
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (colours.mean, colours.std))
     picture = _picture(255 * (image * std + mean))
     return picture.resize((SIDE, SIDE), Image.Resampling.NEAREST if picture.width < SIDE else Image.Resampling.LANCZOS)
 

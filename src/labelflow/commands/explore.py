@@ -13,7 +13,7 @@ from tyro.conf import Positional
 if TYPE_CHECKING:
     from PIL import Image
 
-    from labelflow.explore import Choice
+    from labelflow.classifier import Classifier
 
 QUICKSTART = "runs/quickstart"
 SMALL = "vit_tiny_patch16_224(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=3, num_classes=10)"
@@ -25,7 +25,7 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 def explore(
     models: Positional[tuple[str, ...]] = (),
     images: tuple[Path, ...] = (),
-    init: str = "",
+    weights: str = "",
     port: int = 7860,
     host: str = "127.0.0.1",
 ) -> None:
@@ -34,7 +34,8 @@ def explore(
     Args:
         models: Folders of runs, or timm models; none: runs/quickstart if it is there, or a small ViT.
         images: Image files that the page offers, besides scenes of the sample world.
-        init: Weights of timm models: '' for random ones, or pretrained, packaged, a file.
+        weights: Of timm models: pretrained (the default), packaged, random, or a file; of runs: best (the default),
+            last, or a file. A model may name its own: deit_tiny_patch16_224=random.
         port: Where the page is served; 0: any port that is free.
         host: The address that it is served at. Other than 127.0.0.1: others can reach it, too.
     """
@@ -49,7 +50,7 @@ def explore(
 
     listening = listen(host, port)
     with listening:
-        app = make_app(offered(models, init), Shelf(examples(images)), hosts={host, socket.gethostname()})
+        app = make_app(offered(models, weights), Shelf(examples(images)), hosts={host, socket.gethostname()})
         if host not in LOCAL:
             print(f"labelflow: whoever reaches {host} can use this page and its models", file=sys.stderr)
         print(f"Open {address(listening)} in a browser. Ctrl-C ends it.", flush=True)
@@ -70,21 +71,21 @@ def explore(
             print()
 
 
-def offered(names: Sequence[str], init: str = "") -> "list[Choice]":
+def offered(names: Sequence[str], weights: str = "") -> "list[Classifier]":
     """The models that the page offers, each tried out: those given, or the quickstart's, or a small one."""
-    from labelflow.analysis.subjects import load_subject
-    from labelflow.explore import Choice, try_out
+    from labelflow.classifier import load
+    from labelflow.explore import try_out
 
     names = list(dict.fromkeys(names)) or ([QUICKSTART] if (Path(QUICKSTART) / "recipe.json").exists() else [SMALL])
-    choices = []
+    found = []
     for number, name in enumerate(names, start=1):
         if len(names) > 1:
             print(f"Trying out {name} ({number} of {len(names)})", flush=True)
-        subject = load_subject(name, init)
-        subject = replace(subject, name="a small ViT") if name == SMALL else subject
-        try_out(subject)
-        choices.append(Choice(subject, "" if subject.trained else "Its weights are random: it has learnt nothing yet."))
-    return choices
+        small = name == SMALL
+        classifier = replace(load(name, "random"), name="a small ViT") if small else load(name, weights)
+        try_out(classifier)
+        found.append(classifier)
+    return found
 
 
 def examples(files: Sequence[Path] = ()) -> "list[tuple[str, Image.Image]]":

@@ -16,8 +16,7 @@ def figure(
     name: Positional[str] = "",
     what: Positional[tuple[str, ...]] = (),
     out: Path | None = None,
-    init: str = "",
-    weights: str = "best",
+    weights: str = "",
     count: int = 0,
     mixer: str = "cutmix(alpha=1.0, per_sample=True)",
     annotator: str = "",
@@ -31,8 +30,8 @@ def figure(
         name: Which one: labelflow figure lists them.
         what: Folders of runs, or timm's models; then image files, or none for evaluation images.
         out: Where it goes, without an ending; figures/NAME by default.
-        init: The weights of timm's models: random ones if not given; pretrained, packaged, or a file.
-        weights: The weights of runs: best, last, or a file.
+        weights: Of timm models: pretrained (the default), packaged, random, or a file; of runs: best (the default),
+            last, or a file. A model may name its own: deit_tiny_patch16_224=random.
         count: How many images or pairs; 0: as many as the figure thinks right.
         mixer: How images are mixed.
         annotator: Whose label maps stand for Token Labeling (ratio): a run or a model; by default the model's own.
@@ -49,15 +48,13 @@ def figure(
     known(name, FIGURES, "figure")
     from labelflow.figures import Asked, save, styled  # matplotlib is for those who draw
 
-    subjects, files = split(what)
-    asked = Asked(subjects, files, init, weights, count, mixer, annotator, data, top, method, track)
+    models, files = split(what)
+    asked = Asked(models, files, weights, count, mixer, annotator, data, top, method, track)
     drawing = FIGURES[name]
     result = drawing.compute(asked)
     with styled():
         paths = save(drawing.draw(result), result, _stem(out or Path("figures") / name))
     print(drawing.told(result))
-    if not init and any(not Path(one).exists() for one in subjects):
-        print("\nmodels of timm's have random weights here; --init pretrained gives them timm's")
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
 
@@ -78,7 +75,7 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """
     from labelflow.data.images import EXTENSIONS
 
-    subjects: list[str] = []
+    models: list[str] = []
     files: list[Path] = []
     for one in what:
         path = Path(one)
@@ -94,8 +91,8 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
                 )
             files += found
         else:
-            subjects.append(one)
-    return tuple(subjects), tuple(files)
+            models.append(one)
+    return tuple(models), tuple(files)
 
 
 def _stem(out: Path) -> Path:

@@ -1,17 +1,19 @@
 """`labelflow predict`: what a run's model sees in images."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from labelflow.engine.run import Run
 from labelflow.tasks.detect.settings import SURE
-from labelflow.tasks.recipe import kind_of
+from labelflow.tasks.recipe import Recipe, SegmentRecipe, read_any_recipe
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from labelflow.tasks import Loaded
+    from labelflow.tasks import LoadedRun
 
 
 def predict(
@@ -33,19 +35,18 @@ def predict(
         weights: best, last, or a file.
     """
     from labelflow.data.images import read_or_refuse
-    from labelflow.tasks import load_any
-    from labelflow.tasks.predictions import predict
+    from labelflow.tasks import load_run
 
-    loaded = load_any(run, weights)
-    kind = kind_of(loaded.recipe).name
+    recipe = read_any_recipe(Run(run))
+    if isinstance(recipe, Recipe):
+        _classify(run, images, top, weights)
+        return
+    loaded = load_run(run, weights)
     folder, written = out or run / "predictions", set[Path]()
     for path in images:
         image = read_or_refuse(path)
-        if kind == "classify":
-            likeliest = predict(loaded, [image], top)[0]
-            print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
-            continue
-        told, picture = _segments(loaded, image) if kind == "segment" else _objects(loaded, image, least)
+        is_segmenter = isinstance(recipe, SegmentRecipe)
+        told, picture = _segments(loaded, image) if is_segmenter else _objects(loaded, image, least)
         folder.mkdir(parents=True, exist_ok=True)
         drawn = folder / f"{path.stem}.png"
         if drawn in written:
@@ -55,7 +56,16 @@ def predict(
         print(f"{path}  {told or 'nothing'}  {drawn}")
 
 
-def _segments(loaded: "Loaded[Any]", image: "Image.Image") -> "tuple[str, Image.Image]":
+def _classify(run: Path, images: Sequence[Path], top: int, weights: str) -> None:
+    from labelflow.classifier import load
+
+    classifier = load(run, weights)
+    for path in images:
+        likeliest = classifier.predict([path], top)[0]
+        print(f"{path}  " + ", ".join(f"{name} {100 * value:.1f} %" for name, value in likeliest))
+
+
+def _segments(loaded: "LoadedRun[Any]", image: "Image.Image") -> "tuple[str, Image.Image]":
     """How much of an image each class covers, and the picture."""
     from labelflow.analysis.drawn import draw_segments
     from labelflow.tasks import find_segments
@@ -67,7 +77,7 @@ def _segments(loaded: "Loaded[Any]", image: "Image.Image") -> "tuple[str, Image.
     return told, draw_segments(image, found, loaded.classes)
 
 
-def _objects(loaded: "Loaded[Any]", image: "Image.Image", least: float) -> "tuple[str, Image.Image]":
+def _objects(loaded: "LoadedRun[Any]", image: "Image.Image", least: float) -> "tuple[str, Image.Image]":
     """The objects, and the picture."""
     from labelflow.analysis.drawn import draw_objects
     from labelflow.tasks import find_objects

@@ -18,7 +18,7 @@ from labelflow.robust.suites import SUITES, choose_suites
 if TYPE_CHECKING:
     import torch
 
-    from labelflow.robust.judged import Judged
+    from labelflow.classifier import Classifier
     from labelflow.robust.results import Section
     from labelflow.robust.session import Session
     from labelflow.robust.sets import Set
@@ -32,17 +32,16 @@ class Robust:
     """What is asked, of which models."""
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
-    """Folders of runs, and timm's models, which may say their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
+    """Folders of runs, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
     suite: Annotated[str, arg(help=f"{WHICH}: {', '.join(SUITES)}; '' is all for which there are images.")] = ""
     data: str = ""
     """Images to ask about: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME; '' is what
     the runs were evaluated on."""
     out: Path = Path("robust")
     """Where the results are written. What models said is kept there, too, and not asked again."""
-    init: str = "pretrained"
-    """The weights of timm's models: pretrained, packaged (from a package), or a checkpoint file."""
-    weights: str = "best"
-    """The weights of runs: best, last, or a file."""
+    weights: str = ""
+    """Of timm models: pretrained (the default), packaged (from a package), or a checkpoint file; of runs: best (the
+    default), last, or a file."""
     image_size: int = 0
     """Another image size for all models, if they take it."""
     samples: int = 0
@@ -119,19 +118,19 @@ def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
     _tell(options, session, sections)
 
 
-def _open(options: Robust, device: "torch.device") -> "tuple[list[Judged], Set | None]":
+def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], Set | None]":
     """The models, and the images that they are asked about."""
-    from labelflow.robust.judged import load_judged, own_data
+    from labelflow.classifier import wordnet_names
+    from labelflow.robust.models import load_models, own_data
     from labelflow.robust.sets import all_images, open_own
 
     folder = Path(options.data)
     classes: tuple[str, ...] = ()  # of the data, where it can tell without a model
     if options.data and folder.is_dir() and not (folder / "labels.csv").exists():
         classes = tuple(all_images(folder).classes)
-    models = load_judged(
+    models = load_models(
         options.models,
         device,
-        init=options.init,
         weights=options.weights,
         image_size=options.image_size,
         classes=classes,
@@ -143,8 +142,8 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Judged], Set |
     if options.data:
         asked = replace(asked, source=options.data, root=options.root or asked.root)
     is_own = data is not None and _same(asked.source, data.source)
-    asked = replace(asked, image_size=max(model.look.size for model in models))
-    own = open_own(asked, is_own, models[0].classifier.classes)
+    asked = replace(asked, image_size=max(model.preprocessing.size for model in models))
+    own = open_own(asked, is_own, wordnet_names(models[0].classes))
     for model in models:
         model.columns(own.classes)  # tells which it doesn't know
     return models, own
@@ -155,19 +154,19 @@ def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
 
 
-def _found(options: Robust, models: "Sequence[Judged]", sections: "Sequence[Section]") -> dict[str, Any]:
+def _found(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[Section]") -> dict[str, Any]:
     from labelflow.robust.page import as_json
 
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
     return as_json(models, sections, {"settings": settings})
 
 
-def _write(options: Robust, models: "Sequence[Judged]", sections: "Sequence[Section]") -> None:
+def _write(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[Section]") -> None:
     from labelflow.robust.page import write_json, write_page, write_svg
 
     write_json(options.out / "robust.json", _found(options, models, sections))
     facts = [
-        f"{model.name}: {model.classifier.name} at {model.look.size} px, {model.classifier.weights}" for model in models
+        f"{model.name}: {model.architecture} at {model.preprocessing.size} px, {model.weights}" for model in models
     ]
     write_page(options.out / "robust.html", models, sections, facts)
     charts = [chart for section in sections for chart in section.charts]

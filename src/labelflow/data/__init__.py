@@ -7,6 +7,7 @@ from labelflow.lazy import exports
 if TYPE_CHECKING:
     from labelflow.data.folder import Folder
     from labelflow.data.loader import Unreadable, eval_batches, train_batches
+    from labelflow.data.preprocessing import Preprocessing
     from labelflow.data.settings import Data
     from labelflow.data.sources import SOURCES, Stream, open_source
     from labelflow.data.transforms import eval_transform, train_transform
@@ -20,6 +21,7 @@ __all__ = [
     "Batch",
     "Data",
     "Folder",
+    "Preprocessing",
     "Source",
     "Stream",
     "Unreadable",

@@ -8,6 +8,7 @@ from timm.data import auto_augment, create_transform
 from torch import Tensor
 
 from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
+from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
 
 Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W)
@@ -56,13 +57,7 @@ def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
 
 def eval_transform(data: Data) -> Callable[[Image.Image], Tensor]:
     """Resize and centre crop; normalised."""
-    return create_transform(
-        data.image_size,
-        interpolation="bicubic" if data.interpolation == "random" else data.interpolation,
-        crop_pct=data.test_crop,
-        mean=data.mean,
-        std=data.std,
-    )
+    return Preprocessing.of_data(data).transform()
 
 
 def as_view(transform: Callable[[Image.Image], Tensor]) -> Transform:

@@ -34,6 +34,15 @@ class Run:
         except json.JSONDecodeError as error:
             raise ValueError(f"{self / name} is damaged: {error}") from None
 
+    def weights(self, which: str = "best") -> Path:
+        """best (last, before the first evaluation), last, or a file."""
+        if which not in ("best", "last"):
+            return Path(which)
+        for name in dict.fromkeys((which, "last")):
+            if (self / f"{name}.safetensors").exists():
+                return self / f"{name}.safetensors"
+        raise ValueError(f"{self.folder} has no weights yet; they come with its first checkpoint")
+
     def log(self, record: dict[str, Any]) -> None:
         """One more line of metrics."""
         with open(self / METRICS, "a") as file:

@@ -14,8 +14,7 @@ from torch import Tensor
 from labelflow.analysis.presence import presence
 from labelflow.analysis.ratio import layer_ratios, method_ratios
 from labelflow.analysis.samples import likeliest
-from labelflow.analysis.subjects import Subject
-from labelflow.data import eval_transform
+from labelflow.classifier import Classifier
 from labelflow.mix import Mix
 
 DIGITS = 4
@@ -31,21 +30,21 @@ class Box(NamedTuple):
 
 
 @torch.no_grad()
-def answer(subject: Subject, own: Image.Image, partner: Image.Image, box: Box) -> dict[str, Any]:
+def answer(classifier: Classifier, own: Image.Image, partner: Image.Image, box: Box) -> dict[str, Any]:
     """Every layer's labels and presence, the ratio curve, the targets of methods, and the model's likeliest classes.
 
-    >>> from labelflow.analysis.subjects import load_subject
-    >>> subject = load_subject("vit_tiny_patch16_224(img_size=32, depth=2)")
+    >>> from labelflow.classifier import load
+    >>> classifier = load("vit_tiny_patch16_224(img_size=32, depth=2)", "random")
     >>> red, blue = Image.new("RGB", (32, 32), "red"), Image.new("RGB", (32, 32), "blue")
-    >>> told = answer(subject, red, blue, Box(0, 0, 0.5, 0.5))
+    >>> told = answer(classifier, red, blue, Box(0, 0, 0.5, 0.5))
     >>> told["area"], told["start"]["values"], len(told["layers"])
     (0.75, [0.0, 1.0, 1.0, 1.0], 2)
     """
-    transform = eval_transform(replace(subject.data, test_crop=1.0))  # uploads are square already
+    transform = replace(classifier.preprocessing, crop_pct=1.0).transform()  # uploads are square already
     images = torch.stack([transform(own), transform(partner)])
-    mix = boxed(box, subject.data.image_size)
+    mix = boxed(box, classifier.preprocessing.size)
     mixed = mix.apply(images)[:1]
-    present = {layer.name: layer.map[0] for layer in presence(subject.model, mixed)}
+    present = {layer.name: layer.map[0] for layer in presence(classifier.model, mixed)}
     layers: list[dict[str, Any]] = [
         {
             "name": layer.name,
@@ -54,10 +53,10 @@ def answer(subject: Subject, own: Image.Image, partner: Image.Image, box: Box) -
             "labels": _map(layer.aligned_tokens[0], mix),
             "presence": _map(present[layer.name], mix),
         }
-        for layer in layer_ratios(subject.model, images, mix)
+        for layer in layer_ratios(classifier.model, images, mix)
     ]
     first = layers[0]["presence"]["grid"]
-    targets = method_ratios(subject.model, images, mix)
+    targets = method_ratios(classifier.model, images, mix)
     return {
         "area": round(float(mix.lam[0]), DIGITS),
         "start": _map(mix.tokens((first[0], first[1]))[0], mix),
@@ -65,22 +64,22 @@ def answer(subject: Subject, own: Image.Image, partner: Image.Image, box: Box) -
         "targets": {name: round(float(share[0]), DIGITS) for name, share in targets.items()},
         "classes": [
             {"name": name, "chance": round(chance, DIGITS)}
-            for name, chance in likeliest(subject, subject.model(mixed)[0])
+            for name, chance in likeliest(classifier, classifier.model(mixed)[0])
         ],
     }
 
 
-def try_out(subject: Subject) -> None:
+def try_out(classifier: Classifier) -> None:
     """One answer about plain images: a model that cannot be shown is a ValueError; the next answer comes quicker."""
     try:
         told = answer(
-            subject, Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue"), Box(0, 0, 0.5, 0.5)
+            classifier, Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue"), Box(0, 0, 0.5, 0.5)
         )
         if not math.isfinite(told["classes"][0]["chance"]):
             raise ValueError("its scores are no numbers; has its training diverged?")
     except Exception as error:
         raise ValueError(
-            f"{subject.name} cannot be shown; that takes a classifier of square colour images whose tokens can be "
+            f"{classifier.name} cannot be shown; that takes a classifier of square colour images whose tokens can be "
             f"followed: {error}"
         ) from None
 

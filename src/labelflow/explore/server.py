@@ -4,7 +4,6 @@ a client names; what a client sends is checked here, and refused with a sentence
 import io
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from labelflow.analysis.subjects import Subject
+from labelflow.classifier import Classifier
 from labelflow.explore.answer import Box, answer
 from labelflow.explore.guard import Guard
 from labelflow.explore.uploads import BYTES, Shelf, decode
@@ -40,26 +39,21 @@ FILES = {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A model that the page offers."""
-
-    subject: Subject
-    note: str = ""  # what a person has to know about it, such as that its weights are random
+UNTRAINED = "Its weights are random: it has learnt nothing yet."
 
 
-def make_app(choices: Sequence[Choice], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
+def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
     """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits."""
     one_answer = anyio.CapacityLimiter(1)  # followers keep state
     few_uploads, one_decoding = anyio.CapacityLimiter(UPLOADING), anyio.CapacityLimiter(1)  # images are large
 
     async def setup(request: Request) -> Response:
-        models = [
-            {"name": choice.subject.name, "note": choice.note, "size": choice.subject.data.image_size}
-            for choice in choices
+        offered = [
+            {"name": one.name, "note": "" if one.trained else UNTRAINED, "size": one.preprocessing.size}
+            for one in models
         ]
         images = [{"id": key, "name": name} for key, name in shelf.names.items()]
-        return JSONResponse({"models": models, "images": images, "megabytes": BYTES // 1_000_000})
+        return JSONResponse({"models": offered, "images": images, "megabytes": BYTES // 1_000_000})
 
     async def picture(request: Request) -> Response:
         image = _checked(partial(shelf.get, request.path_params["image"]), status=404)
@@ -76,14 +70,14 @@ def make_app(choices: Sequence[Choice], shelf: Shelf, hosts: Collection[str] = (
     async def ask(request: Request) -> Response:
         _check_length(request, QUESTION_BYTES)
         asked = _question(await _body(request, QUESTION_BYTES))
-        choice = _choice(choices, asked.get("model"))
+        classifier = _chosen(models, asked.get("model"))
         own, other = (_checked(partial(shelf.get, str(asked.get(name)))) for name in ("own", "partner"))
         box = _checked(partial(_box, asked.get("box")))
         _check_crowd(one_answer)
         async with one_answer:
             if await request.is_disconnected():  # while it waited
                 raise ClientDisconnect
-            told = await anyio.to_thread.run_sync(_checked, partial(answer, choice.subject, own, other, box))
+            told = await anyio.to_thread.run_sync(_checked, partial(answer, classifier, own, other, box))
         return JSONResponse(told)
 
     routes = [
@@ -161,10 +155,10 @@ def _question(body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _choice(choices: Sequence[Choice], number: Any) -> Choice:
-    if type(number) is not int or not 0 <= number < len(choices):
-        raise HTTPException(400, f"model must be a number from 0 to {len(choices) - 1}, of the models that are offered")
-    return choices[number]
+def _chosen(models: Sequence[Classifier], number: Any) -> Classifier:
+    if type(number) is not int or not 0 <= number < len(models):
+        raise HTTPException(400, f"model must be a number from 0 to {len(models) - 1}, of the models that are offered")
+    return models[number]
 
 
 def _box(values: Any) -> Box:

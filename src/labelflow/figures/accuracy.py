@@ -15,7 +15,7 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    return Data(results_of(asked.subjects, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
+    return Data(results_of(asked.models, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
 
 
 def draw(data: Data) -> Figure:

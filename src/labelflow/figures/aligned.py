@@ -33,14 +33,14 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    (subject,) = asked.load(most=1)
-    rows = []
-    for sample in mixed_samples(subject, asked.mixer, *asked.images(PAIRS, of_each=2)):
-        pictures = [photo(image, subject.data) for image in (*sample.images, sample.mixed)]
+    (classifier,) = asked.load(most=1)
+    rows, data = [], asked.evaluation_data(classifier)
+    for sample in mixed_samples(classifier, asked.mixer, *asked.images(PAIRS, of_each=2), data):
+        pictures = [photo(image, classifier.preprocessing) for image in (*sample.images, sample.mixed)]
         first = next(iter(sample.layers.values()))
         before = sample.mix.tokens((first.shape[0], first.shape[1]))[0]
         rows.append(Row(sample.names, sample.area, sample.arrived, sample.answers, before, sample.layers, pictures))
-    return Data(subject.label, asked.mixer, rows)
+    return Data(classifier.label, asked.mixer, rows)
 
 
 def draw(data: Data) -> Figure:

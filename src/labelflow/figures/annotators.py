@@ -27,8 +27,8 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    runs = results_of(asked.subjects, _rightness)
-    stores = [Store(read_recipe(Run(Path(str(folder)))).data.labels) for folder in asked.subjects]
+    runs = results_of(asked.models, _rightness)
+    stores = [Store(read_recipe(Run(Path(str(folder)))).data.labels) for folder in asked.models]
     return Data(runs, [store.manifest.annotator for store in stores])
 
 

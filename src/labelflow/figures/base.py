@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from labelflow.analysis.subjects import RANDOM, Subject, load_subject
+from labelflow.analysis.images import evaluation_data
+from labelflow.classifier import RANDOM, Classifier, load
+from labelflow.data import Data
 from labelflow.engine.run import whole_file
 
 MANY = 512  # images that are still looked at without a word
@@ -35,10 +37,9 @@ STYLE: Any = {
 class Asked:
     """What a figure is to show."""
 
-    subjects: tuple[str | Subject, ...] = ()  # folders of runs, or timm's models
+    models: tuple[str | Classifier, ...] = ()  # folders of runs, or timm's models
     files: tuple[Path, ...] = ()  # images; none: evaluation images
-    init: str = ""  # the weights of timm's models: '' for random ones, pretrained, packaged, or a file
-    weights: str = "best"  # those of runs: best, last, or a file
+    weights: str = ""  # as `labelflow.classifier.load` takes them; '': best of runs, pretrained of timm's models
     count: int = 0  # of images or pairs; 0: as many as the figure thinks right
     mixer: str = "cutmix(alpha=1.0, per_sample=True)"
     annotator: str = ""  # whose label maps Token Labeling uses: a run, or a model; '': the model's own
@@ -51,18 +52,19 @@ class Asked:
         if self.count < 0:
             raise ValueError(f"count, how many images or pairs, must be at least 0, not {self.count}")
 
-    def load(self, most: int = 12) -> list[Subject]:
+    def load(self, most: int = 12) -> list[Classifier]:
         """The models that are asked about."""
-        if not 1 <= len(self.subjects) <= most:
+        if not 1 <= len(self.models) <= most:
             wanted = "one run or model" if most == 1 else f"1 to {most} runs or models"
             raise ValueError(
-                f"this figure wants {wanted}, not {len(self.subjects)}: give folders of runs, such as runs/quickstart, "
+                f"this figure wants {wanted}, not {len(self.models)}: give folders of runs, such as runs/quickstart, "
                 "or models, such as deit_small_patch16_224"
             )
-        return [
-            one if isinstance(one, Subject) else load_subject(one, self.init, self.weights, self.data)
-            for one in self.subjects
-        ]
+        return [one if isinstance(one, Classifier) else load(one, self.weights) for one in self.models]
+
+    def evaluation_data(self, classifier: Classifier) -> Data:
+        """What a classifier is shown where no files are given."""
+        return evaluation_data(classifier, self.data)
 
     def images(self, usual: int, of_each: int = 1) -> tuple[int, tuple[Path, ...]]:
         """How many images (or, of two each, pairs) to look at, and the files that they are to come from."""

@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from PIL import Image
 from torch import Tensor
 
+from labelflow.analysis.images import images_of
 from labelflow.analysis.samples import photo
-from labelflow.analysis.subjects import images_of
 from labelflow.figures.base import COLOURS, DRAWN, Asked, new, picture, short
 from labelflow.labels.annotation import place_logits
 
@@ -35,16 +35,16 @@ class Data:
 
 @torch.no_grad()
 def compute(asked: Asked) -> Data:
-    (subject,) = asked.load(most=1)
+    (classifier,) = asked.load(most=1)
     rows = []
-    for seen in images_of(subject, *asked.images(IMAGES)):
-        logits, grid = place_logits(subject.model, seen.image[None])
+    for one in images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifier)):
+        logits, grid = place_logits(classifier.model, one.image[None])
         chances, places = (found.unflatten(0, grid) for found in logits[0].float().softmax(-1).max(-1))
-        classes = [[subject.class_name(place) for place in line] for line in places.tolist()]
+        classes = [[classifier.class_name(place) for place in line] for line in places.tolist()]
         counted = Counter(name for line in classes for name in line).most_common()
         parts = {name: count / (grid[0] * grid[1]) for name, count in counted}
-        rows.append(Row(seen.name, classes, chances, parts, photo(seen.image, subject.data)))
-    return Data(subject.label, rows)
+        rows.append(Row(one.name, classes, chances, parts, photo(one.image, classifier.preprocessing)))
+    return Data(classifier.label, rows)
 
 
 def draw(data: Data) -> Figure:

@@ -6,8 +6,8 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.analysis.subjects import pairs_of
 from labelflow.figures.base import Asked, new, picture
 from labelflow.mixers import make_mixer
 from labelflow.models.packaged import PACKAGES
@@ -25,20 +25,19 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    (subject,) = asked.load(most=1)
-    pair = pairs_of(subject, 1, asked.files)[0]
-    images = torch.stack([seen.image for seen in pair])
-    mixers, area, pictures = strategies(patch_of(subject.model, subject.data.image_size)), {}, []
+    (classifier,) = asked.load(most=1)
+    pair = pairs_of(classifier, 1, asked.files, asked.evaluation_data(classifier))[0]
+    images = torch.stack([one.image for one in pair])
+    mixers, area, pictures = strategies(patch_of(classifier.model, classifier.preprocessing.size)), {}, []
     for name, text in mixers.items():
         try:
-            mix = draw_mix(subject, pair, make_mixer(text), number=1)
+            mix = draw_mix(classifier, pair, make_mixer(text), number=1)
         except ValueError:  # its CNN's package is missing, or the model cannot tell it what matters
             continue
         area[name] = float(mix.lam[0])
-        pictures.append(photo(mix.apply(images)[0], subject.data))
-    return Data(
-        (pair[0].name, pair[1].name), mixers, area, [*(photo(image, subject.data) for image in images), *pictures]
-    )
+        pictures.append(photo(mix.apply(images)[0], classifier.preprocessing))
+    both = [photo(image, classifier.preprocessing) for image in images]
+    return Data((pair[0].name, pair[1].name), mixers, area, both + pictures)
 
 
 def strategies(patch: int) -> dict[str, str]:

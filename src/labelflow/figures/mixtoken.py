@@ -8,8 +8,8 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
+from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.analysis.subjects import pairs_of
 from labelflow.figures.base import Asked, new, picture
 from labelflow.figures.mixing import patch_of
 from labelflow.mixers import make_mixer
@@ -24,17 +24,18 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    (subject,) = asked.load(most=1)
-    pair = pairs_of(subject, 1, asked.files)[0]
-    images = torch.stack([seen.image for seen in pair])
-    patch = patch_of(subject.model, subject.data.image_size)
+    (classifier,) = asked.load(most=1)
+    pair = pairs_of(classifier, 1, asked.files, asked.evaluation_data(classifier))[0]
+    images = torch.stack([one.image for one in pair])
+    patch = patch_of(classifier.model, classifier.preprocessing.size)
     grid = (images.shape[2] // patch, images.shape[3] // patch)
     share, pictures = {}, []
     for name, mixer in {"CutMix": "cutmix(alpha=1.0)", "MixToken": f"mixtoken(alpha=1.0, patch={patch})"}.items():
-        mix = draw_mix(subject, pair, make_mixer(mixer), number=0)
+        mix = draw_mix(classifier, pair, make_mixer(mixer), number=0)
         share[name] = mix.tokens(grid)[0]
-        pictures.append(photo(mix.apply(images)[0], subject.data))
-    return Data((pair[0].name, pair[1].name), grid, share, [*(photo(one, subject.data) for one in images), *pictures])
+        pictures.append(photo(mix.apply(images)[0], classifier.preprocessing))
+    both = [photo(image, classifier.preprocessing) for image in images]
+    return Data((pair[0].name, pair[1].name), grid, share, both + pictures)
 
 
 def torn(share: Tensor) -> Tensor:

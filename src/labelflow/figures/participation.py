@@ -19,7 +19,7 @@ class Data:
 
 
 def compute(asked: Asked) -> Data:
-    return Data(results_of(asked.subjects, participation_of))
+    return Data(results_of(asked.models, participation_of))
 
 
 def participation_of(run: Run, recipe: Recipe) -> float:

@@ -9,9 +9,9 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
+from labelflow.analysis.images import images_of
 from labelflow.analysis.presence import presence
 from labelflow.analysis.samples import photo
-from labelflow.analysis.subjects import images_of
 from labelflow.figures.base import Asked, colour, picture, short
 
 IMAGES, SHOWN = 4, 6  # images that are averaged over, and maps that are drawn
@@ -46,18 +46,18 @@ class Data:
 
 def compute(asked: Asked) -> Data:
     rows, count = [], 0
-    for subject in asked.track(asked.load(), "models"):
-        seen = images_of(subject, *asked.images(IMAGES))
-        count = len(seen)
-        images = torch.stack([one.image for one in seen])
+    for classifier in asked.track(asked.load(), "models"):
+        found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifier))
+        count = len(found)
+        images = torch.stack([one.image for one in found])
         layers = []
-        for layer in presence(subject.model, images):
+        for layer in presence(classifier.model, images):
             low, median, high = layer.values.flatten().quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
             inner = layer.map[:, BORDER:-BORDER, BORDER:-BORDER]
             deviation = float(layer.map.std(unbiased=False))
             away = float(inner.std(unbiased=False)) if inner.numel() else None
             layers.append(Layer(layer.name, low, median, high, deviation, away, layer.map[0]))
-        rows.append(Row(subject.label, photo(images[0], subject.data), layers))
+        rows.append(Row(classifier.label, photo(images[0], classifier.preprocessing), layers))
     return Data(count, rows)
 
 

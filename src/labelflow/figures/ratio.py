@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
+from labelflow.analysis.images import LabelledImage, pairs_of
 from labelflow.analysis.ratio import LayerRatio, dense_ratio, evidence_ratio, layer_ratios, method_ratios
 from labelflow.analysis.samples import draw_mix
-from labelflow.analysis.subjects import Seen, Subject, load_subject, pairs_of
+from labelflow.classifier import Classifier, load
 from labelflow.figures.base import COLOURS, Asked, new
 from labelflow.mix import Mix
 from labelflow.mixers import make_mixer
@@ -52,19 +53,20 @@ class _Pair:
 
 @torch.no_grad()
 def compute(asked: Asked) -> Data:
-    (subject,) = asked.load(most=1)
-    annotator = load_subject(asked.annotator, asked.init) if asked.annotator else None
-    mixer, pairs = make_mixer(asked.mixer), []
-    for number, pair in enumerate(asked.track(pairs_of(subject, *asked.images(PAIRS, of_each=2)), "pairs")):
-        mix = draw_mix(subject, pair, mixer, number, draws=1)  # whatever comes, as in training
-        pairs.append(_of_pair(subject, pair, mix, annotator))
+    (classifier,) = asked.load(most=1)
+    annotator = load(asked.annotator) if asked.annotator else None
+    found = pairs_of(classifier, *asked.images(PAIRS, of_each=2), asked.evaluation_data(classifier))
+    mixing, pairs = make_mixer(asked.mixer), []
+    for number, pair in enumerate(asked.track(found, "pairs")):
+        mix = draw_mix(classifier, pair, mixing, number, draws=1)  # whatever comes, as in training
+        pairs.append(_of_pair(classifier, pair, mix, annotator))
     shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))
     distance, tokens, correlation = _against_similarity(pairs)
     truth_distance, truth_correlation = _against_truth(pairs)
     return Data(
-        subject.label,
+        classifier.label,
         len(pairs),
-        annotator.label if annotator else f"{subject.label} itself",
+        annotator.label if annotator else f"{classifier.label} itself",
         [layer.name for layer in shown.layers],
         float(shown.mix.lam[0]),
         [float(layer.similarity[0]) for layer in shown.layers],
@@ -78,32 +80,34 @@ def compute(asked: Asked) -> Data:
     )
 
 
-def _of_pair(subject: Subject, pair: tuple[Seen, Seen], mix: Mix, annotator: Subject | None) -> _Pair:
-    images = torch.stack([seen.image for seen in pair])
-    both = layer_ratios(subject.model, images, mix)
+def _of_pair(
+    classifier: Classifier, pair: tuple[LabelledImage, LabelledImage], mix: Mix, annotator: Classifier | None
+) -> _Pair:
+    images = torch.stack([one.image for one in pair])
+    both = layer_ratios(classifier.model, images, mix)
     layers = [LayerRatio(layer.name, *(values[:1] for values in layer[1:])) for layer in both]
-    ratios = method_ratios(subject.model, images, mix)
+    ratios = method_ratios(classifier.model, images, mix)
     if annotator:
-        ratios["Token Labeling"] = dense_ratio(annotator.model, seen_by(annotator, images, subject), mix)
+        ratios["Token Labeling"] = dense_ratio(annotator.model, seen_by(annotator, images, classifier), mix)
     return _Pair(mix, layers, {name: float(ratio[0]) for name, ratio in ratios.items()}, _truth(pair, mix))
 
 
-def seen_by(annotator: Subject, images: Tensor, subject: Subject) -> Tensor:
+def seen_by(annotator: Classifier, images: Tensor, classifier: Classifier) -> Tensor:
     """Images as one model sees them, (B, 3, H, W), as another one wants to see them."""
     (mean, std), (own_mean, own_std) = (
-        (images.new_tensor(data.mean).reshape(3, 1, 1), images.new_tensor(data.std).reshape(3, 1, 1))
-        for data in (annotator.data, subject.data)
+        (images.new_tensor(colours.mean).reshape(3, 1, 1), images.new_tensor(colours.std).reshape(3, 1, 1))
+        for colours in (annotator.preprocessing, classifier.preprocessing)
     )
-    size = (annotator.data.image_size, annotator.data.image_size)
+    size = (annotator.preprocessing.size, annotator.preprocessing.size)
     resized = nn.functional.interpolate(images * own_std + own_mean, size, mode="bicubic", antialias=True)
     return (resized - mean) / std
 
 
-def _truth(pair: tuple[Seen, Seen], mix: Mix) -> float | None:
+def _truth(pair: tuple[LabelledImage, LabelledImage], mix: Mix) -> float | None:
     """The own part of what is to be seen of both objects."""
-    if not all(seen.label in seen.masks for seen in pair):
+    if not all(one.name in one.masks for one in pair):
         return None
-    objects = torch.stack([seen.masks[seen.label] for seen in pair]).float()  # (2, H, W)
+    objects = torch.stack([one.masks[one.name] for one in pair]).float()  # (2, H, W)
     return float(evidence_ratio(objects, mix)[0])
 
 

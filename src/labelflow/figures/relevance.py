@@ -1,6 +1,6 @@
 """Where a model looks for its likeliest classes: relevance maps of Chefer et al. (Token Labeling, Figures 6 and 7)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
 import torch
@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from labelflow.analysis.images import LabelledImage, images_of
 from labelflow.analysis.relevance import relevance, upsampled
 from labelflow.analysis.samples import likeliest, photo
-from labelflow.analysis.subjects import Seen, Subject, images_of
+from labelflow.classifier import Classifier
 from labelflow.figures.base import DRAWN, Asked, new, picture, short
 
 IMAGES = 4
@@ -51,36 +52,29 @@ class Data:
 def compute(asked: Asked) -> Data:
     if asked.top < 1:
         raise ValueError(f"top, how many classes are shown, must be at least 1, not {asked.top}")
-    subjects = asked.load()
-    names = [subject.label for subject in subjects]
+    classifiers = asked.load()
+    names = [classifier.label for classifier in classifiers]
     if len(set(names)) != len(names):
         raise ValueError(f"each model may come once, not {', '.join(names)}")
     rows: list[Row] = []
-    for subject in subjects:
-        shown = _showing(subjects[0], subject)
-        found = images_of(shown, *asked.images(IMAGES))
-        for place, seen in enumerate(asked.track(found, f"images, {subject.name}")):
-            if subject is subjects[0]:
-                rows.append(Row(seen.name, {}, photo(seen.image, subject.data)))
-            rows[place].maps[subject.label] = _maps(subject, seen, asked)
+    for classifier in classifiers:  # all are shown the first one's images, each sees them in its own way
+        found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifiers[0]))
+        for place, one in enumerate(asked.track(found, f"images, {classifier.name}")):
+            if classifier is classifiers[0]:
+                rows.append(Row(one.name, {}, photo(one.image, classifier.preprocessing)))
+            rows[place].maps[classifier.label] = _maps(classifier, one, asked)
     return Data(asked.method, names, rows)
 
 
-def _showing(first: Subject, subject: Subject) -> Subject:
-    """The same model with the first one's evaluation images, seen its own way."""
-    own = {name: getattr(subject.data, name) for name in ("image_size", "mean", "std", "interpolation")}
-    return replace(subject, data=replace(first.data, **own), classes=subject.classes and first.classes)
-
-
-def _maps(subject: Subject, seen: Seen, asked: Asked) -> list[Map]:
-    image = seen.image[None]
+def _maps(classifier: Classifier, labelled: LabelledImage, asked: Asked) -> list[Map]:
+    image = labelled.image[None]
     with torch.no_grad():
-        logits = subject.model(image)[0]
-    named = likeliest(subject, logits, asked.top)
+        logits = classifier.model(image)[0]
+    named = likeliest(classifier, logits, asked.top)
     maps = []
     for place, (name, chance) in zip(logits.topk(len(named)).indices, named, strict=True):
-        values = relevance(subject.model, image, place[None], asked.method)[0]
-        mask = seen.masks.get(int(place)) if subject.classes else None
+        values = relevance(classifier.model, image, place[None], asked.method)[0]
+        mask = labelled.masks.get(name)
         inside = None if mask is None else _inside(values, mask)
         maps.append(Map(name, chance, values, inside, None if mask is None else float(mask.float().mean())))
     return maps

@@ -7,14 +7,17 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from labelflow.analysis.images import images_of
 from labelflow.analysis.rmse import Rmse, alignment_rmse
 from labelflow.analysis.samples import batch_of
-from labelflow.analysis.subjects import Subject, images_of
 from labelflow.chance import generator
+from labelflow.classifier import Classifier, build
+from labelflow.engine.run import Run
 from labelflow.figures.base import Asked, colour, new, short
 from labelflow.mix import Mix
 from labelflow.mixers import make_mixer, mix_batch
-from labelflow.models.create import create, load_exactly
+from labelflow.models.create import load_exactly
+from labelflow.tasks.recipe import read_recipe
 
 IMAGES, BATCH = 256, 64
 
@@ -39,48 +42,54 @@ class Data:
 
 def compute(asked: Asked) -> Data:
     rows, images = [], 0
-    for subject in asked.load():
-        batches = _batches(subject, asked)
+    for classifier in asked.load():
+        batches = _batches(classifier, asked)
         images = sum(len(batch) for batch, _ in batches)
-        rows.append(_row(subject, batches, asked))
+        rows.append(_row(classifier, batches, asked))
     return Data(images, asked.mixer, rows)
 
 
-def _row(subject: Subject, batches: list[tuple[Tensor, Mix]], asked: Asked) -> Row:
-    now = alignment_rmse(subject.model, batches)
-    if subject.folder is None:
-        return Row(subject.label, subject.parameters, now, None, [])
-    random = alignment_rmse(_fresh(subject), batches)
+def _row(classifier: Classifier, batches: list[tuple[Tensor, Mix]], asked: Asked) -> Row:
+    now = alignment_rmse(classifier.model, batches)
+    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    if classifier.folder is None:
+        return Row(classifier.label, parameters, now, None, [])
+    random = alignment_rmse(_fresh(classifier), batches)
     training = []
-    kept = sorted(subject.folder.glob("checkpoints/[0-9]*"))
+    kept = sorted(classifier.folder.glob("checkpoints/[0-9]*"))
     if len(kept) > 1:
-        model = _fresh(subject)
-        for checkpoint in asked.track(kept, f"checkpoints of {subject.name}"):
+        model = _fresh(classifier)
+        for checkpoint in asked.track(kept, f"checkpoints of {classifier.name}"):
             average = checkpoint / "ema.safetensors"  # as the run's best weights are
             file = average if average.exists() else checkpoint / "model.safetensors"
-            epoch = subject.epoch_of(int(checkpoint.name))
+            epoch = _epoch(Run(classifier.folder), int(checkpoint.name))
             training.append((epoch, alignment_rmse(load_exactly(model, file), batches).tl_align))
         training.insert(0, (0.0, random.tl_align))
-    return Row(subject.name, subject.parameters, now, random, training)
+    return Row(classifier.name, parameters, now, random, training)
 
 
-def _fresh(subject: Subject) -> Any:
+def _fresh(classifier: Classifier) -> Any:
     """The model of a run with random weights."""
-    card = subject.card
+    assert classifier.folder is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return create(card["model"], **card["arguments"]).eval()
+        return build(Run(classifier.folder).read("model.json")).eval()
 
 
-def _batches(subject: Subject, asked: Asked) -> list[tuple[Tensor, Mix]]:
+def _epoch(run: Run, update: int) -> float:
+    """Of a run's update."""
+    return update / max(1, run.read("model.json")["samples"] // read_recipe(run).training.batch)
+
+
+def _batches(classifier: Classifier, asked: Asked) -> list[tuple[Tensor, Mix]]:
     """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
-    seen = images_of(subject, *asked.images(IMAGES))
-    if len(seen) < 2:
+    found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifier))
+    if len(found) < 2:
         raise ValueError("to mix, there must be at least two images")
     mixer = make_mixer(asked.mixer)
     batches = []
-    for start in range(0, len(seen) - 1, BATCH):
-        batch = batch_of(subject, seen[start : start + BATCH])
+    for start in range(0, len(found) - 1, BATCH):
+        batch = batch_of(classifier, found[start : start + BATCH])
         mix, _ = mix_batch(mixer, batch, generator(0, start))
         batches.append((batch.images, replace(mix, at="image")))
     return batches

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import exports
 
 if TYPE_CHECKING:
-    from labelflow.labels.annotation import Annotator, annotate
+    from labelflow.labels.annotation import annotate
     from labelflow.labels.official import export_tree, import_tree
     from labelflow.labels.sampling import StoreLabels, check_keys, label_view
     from labelflow.labels.settings import Annotation
@@ -15,7 +15,6 @@ else:
 
 __all__ = [
     "Annotation",
-    "Annotator",
     "Draft",
     "LabelMap",
     "Manifest",

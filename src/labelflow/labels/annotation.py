@@ -5,7 +5,7 @@ Shapes: B batch, N = h·w places, D features, C classes, k best classes of a pla
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from PIL import Image
-from timm.data import create_transform
 from torch import Tensor, nn
 
-from labelflow.data import Data, Source, Unreadable
+from labelflow.classifier import Classifier
+from labelflow.data import Data, Preprocessing, Source, Unreadable
 from labelflow.data.loader import fixed_batches
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Batch, Draw
@@ -27,28 +27,10 @@ from labelflow.labels.store import Draft, Store
 from labelflow.tokens import final_places, has_token_head, token_grid
 
 
-@dataclass(frozen=True)
-class Annotator:
-    """A classifier, and how it wants to see images."""
-
-    model: nn.Module
-    name: str
-    weights: str  # where they came from
-    classes: tuple[str, ...]  # of its classifier
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def transform(self, seen: str) -> Callable[[Image.Image], Tensor]:
-        """The whole image, stretched to a square, or its centre."""
-        return create_transform(
-            self.image_size,
-            crop_mode="squash" if seen == "whole" else "center",
-            crop_pct=1.0 if seen == "whole" else center_part(seen),
-            interpolation="bicubic",
-            mean=self.mean,
-            std=self.std,
-        )
+def annotator_transform(preprocessing: Preprocessing, seen: str) -> Callable[[Image.Image], Tensor]:
+    """The whole image, stretched to a square, or its centre; in the annotator's size and colours."""
+    mode, part = ("squash", 1.0) if seen == "whole" else ("center", center_part(seen))
+    return replace(preprocessing, crop_mode=mode, crop_pct=part, interpolation="bicubic").transform()
 
 
 def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -77,23 +59,20 @@ def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
     return values, classes
 
 
-def columns_of(annotator: Sequence[str], data: Sequence[str]) -> list[int]:
-    """Where an annotator's classifier has the classes of the data."""
-    place = {name: index for index, name in enumerate(annotator)}
-    missing = [name for name in data if name not in place]
-    if missing:
-        few = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+def annotator_columns(annotator: Classifier, classes: Sequence[str]) -> list[int] | None:
+    """Where the annotator's logits have the classes of the data; None: they are these."""
+    try:
+        return annotator.columns(classes)
+    except ValueError as error:
         raise ValueError(
-            f"the annotator does not know {len(missing)} of the {len(data)} classes ({few}); its own are like "
-            f"{', '.join(annotator[:3])}. Train one on this data (labelflow train finetune_cutmix, or on a CPU "
-            "small_vit_cutmix, --data …) and give its folder as --model"
-        )
-    return [place[name] for name in data]
+            f"{error}. Train an annotator on this data (labelflow train finetune_cutmix, or on a CPU small_vit_cutmix, "
+            "--data …) and give its folder as --model"
+        ) from None
 
 
 def annotate(
     source: Source,
-    annotator: Annotator,
+    annotator: Classifier,
     annotation: Annotation,
     out: Path,
     *,
@@ -103,18 +82,18 @@ def annotate(
     resume: bool = False,
 ) -> Store:
     """Annotate every image of a source, dealt to all processes."""
-    columns = columns_of(annotator.classes, source.classes)
+    columns = annotator_columns(annotator, source.classes)
     device = accelerator.device
     model = annotator.model.to(device).to(memory_format=torch.channels_last).eval()  # convolutions are faster so
-    grid = _grid(model, annotator.image_size, accelerator)
+    grid = _grid(model, annotator.preprocessing.size, accelerator)
     manifest = Manifest(
-        annotator=annotator.name,
+        annotator=annotator.architecture,
         weights=annotator.weights,
-        image_size=annotator.image_size,
+        image_size=annotator.preprocessing.size,
         seen=annotation.seen,
         scores=annotation.scores,
         grid=grid,
-        k=min(annotation.top, len(columns)),
+        k=min(annotation.top, len(source.classes)),
         classes=tuple(source.classes),
         samples=len(source),
         shard=annotation.shard,
@@ -130,10 +109,9 @@ def annotate(
     problems: list[str] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
-    view = as_view(annotator.transform(annotation.seen))
+    view = as_view(annotator_transform(annotator.preprocessing, annotation.seen))
     batches = fixed_batches(source, view, loading, list(_draws(draft, missing, size)))
-    everything = columns == list(range(len(annotator.classes)))
-    chosen = slice(None) if everything else torch.tensor(columns, device=device)
+    chosen = slice(None) if columns is None else torch.tensor(columns, device=device)
     for shard in missing:
         parts = []
         wanted = len(draft.places(shard))

@@ -36,8 +36,9 @@ class Annotate:
     """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
     out: Path
     """The folder of the labels."""
-    init: str = "pretrained"
-    """Its weights: pretrained (timm's), packaged (from a package), or a checkpoint file. A run has its own."""
+    weights: str = ""
+    """Of a timm model: pretrained (the default), packaged (from a package), or a checkpoint file; of a run: best (the
+    default), last, or a file."""
     image_size: int = 0
     """Side of the images that it sees, in pixels; 0: what its weights were tested with."""
     split: str = "train"

@@ -36,7 +36,7 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
         try:
             return _fitted(name, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
-            hint = "; try --init packaged" if name in PACKAGES else ""
+            hint = "; try 'packaged' instead of 'pretrained'" if name in PACKAGES else ""
             raise ValueError(f"timm's weights of {name} are not to be had{hint}: {_first_line(error)}") from None
     fresh = _create(model, name, **arguments)
     weights = _with_classifier(packaged_weights(name) if init == "packaged" else read_weights(init), fresh)

@@ -3,19 +3,17 @@
 import base64
 import io
 from html import escape
-from pathlib import Path
 
 from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
-from labelflow.analysis.subjects import Subject, of_run
-from labelflow.data import Data, Stream, open_source
+from labelflow.classifier import Classifier, load
+from labelflow.data import Data, Preprocessing, Stream, open_source
 from labelflow.engine.run import Run
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
 from labelflow.report.page import Measured, data_uri, make_page, percent
 from labelflow.tasks.classify import Recipe
 from labelflow.tasks.recipe import read_recipe
-from labelflow.tasks.runs import Loaded, load_run
 
 LOOKS = {  # figures of the papers, each with as many images or pairs as take a few seconds, and what is to be seen
     "ratio": (
@@ -47,33 +45,25 @@ TOP_1 = Measured(
 
 def classifier_page(run: Run) -> str:
     """Whether it is finished or not."""
-    loaded, looks = None, ""
+    recipe, classifier, looks = read_recipe(run), None, ""
     try:
-        loaded = _load(run)
-        samples = _samples(loaded, run.folder)
+        classifier = load(run.folder)
+        samples = _samples(classifier, recipe)
     except (ValueError, OSError) as error:  # no weights, no adapter, no data
         samples = f"<p>There are no samples to show: {escape(str(error))}.</p>"
-    if loaded:
-        subject = of_run(loaded, run.folder)
-        looks = "".join(_look(name, subject) for name in LOOKS) + _dense_labels(loaded.recipe.data)
+    if classifier:
+        looks = "".join(_look(name, classifier) for name in LOOKS) + _dense_labels(recipe.data)
     sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{looks}"
-    return make_page(run, read_recipe(run).title, sections, TOP_1)
+    return make_page(run, recipe.title, sections, TOP_1)
 
 
-def _load(run: Run) -> Loaded[Recipe]:
-    for weights in ("best", "last"):
-        if (run / f"{weights}.safetensors").exists():
-            return load_run(run.folder, weights)
-    raise ValueError("the run has no weights yet, they come with its first checkpoint")
-
-
-def _look(name: str, subject: Subject) -> str:
+def _look(name: str, classifier: Classifier) -> str:
     """A figure of the papers, or why there is none."""
     from labelflow.figures import FIGURES, Asked, styled  # which brings matplotlib
 
     count, about = LOOKS[name]
     try:
-        data = FIGURES[name].compute(Asked((subject,), count=count))
+        data = FIGURES[name].compute(Asked((classifier,), count=count))
     except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
         return (
             f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
@@ -103,11 +93,11 @@ colour of its likeliest class, the stronger the surer.</p>
 alt="Training images beside their label maps" style="max-width:100%"></section>"""
 
 
-def _samples(loaded: Loaded[Recipe], folder: Path) -> str:
-    mixer, note = loaded.recipe.mixer, ""
+def _samples(classifier: Classifier, recipe: Recipe) -> str:
+    mixer, note = recipe.mixer, ""
     if isinstance(make_mixer(mixer), NoMix):
         mixer, note = "cutmix", " (the recipe itself mixes nothing)"
-    figures = "".join(_sample(sample, loaded.recipe.data) for sample in mixed_samples(of_run(loaded, folder), mixer))
+    figures = "".join(_sample(sample, classifier.preprocessing) for sample in mixed_samples(classifier, mixer))
     return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
 fifth of one are passed over. Before alignment, the label of a token says what is to be seen there:
 <b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
@@ -117,12 +107,12 @@ classifier is the one that TL-Align trains on.</p>
 {figures}"""
 
 
-def _sample(sample: Sample, data: Data) -> str:
+def _sample(sample: Sample, colours: Preprocessing) -> str:
     own, partner = map(escape, sample.names)
-    mixed = photo(sample.mixed, data)
+    mixed = photo(sample.mixed, colours)
     pictures = [  # with caption and alternative text
-        (photo(sample.images[0], data), f"own: {own}", f"The own image, {own}"),
-        (photo(sample.images[1], data), f"partner’s: {partner}", f"The partner’s image, {partner}"),
+        (photo(sample.images[0], colours), f"own: {own}", f"The own image, {own}"),
+        (photo(sample.images[1], colours), f"partner’s: {partner}", f"The partner’s image, {partner}"),
         (mixed, "mixed", "The two images mixed"),
         (overlay(sample.before, mixed), "labels before", "The mixed image under the labels that its tokens start with"),
         (overlay(sample.after, mixed), "labels after", "The mixed image under the labels after the last block"),

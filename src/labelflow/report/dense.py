@@ -11,11 +11,11 @@ from torch import Tensor
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
 from labelflow.report.page import Measured, data_uri, make_page
-from labelflow.tasks import SURE, find_objects, find_segments, load_any
+from labelflow.tasks import SURE, find_objects, find_segments, load_run
 from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.detect.data import open_source as open_objects
 from labelflow.tasks.recipe import read_any_recipe
-from labelflow.tasks.runs import Loaded
+from labelflow.tasks.runs import LoadedRun
 from labelflow.tasks.segment.data import open_source as open_masks
 
 COUNT = 6  # images that are shown
@@ -38,7 +38,7 @@ def detector_page(run: Run) -> str:
     )
 
 
-def segment_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image]:
+def segment_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.Image]:
     """Evaluation images, at even distances: under their true classes, and under those that are seen."""
     source = open_masks(loaded.recipe.data, "val")
     pictures = []
@@ -49,7 +49,7 @@ def segment_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Imag
     return pictures
 
 
-def object_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image]:
+def object_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.Image]:
     """Evaluation images, at even distances: with their true objects, and with those that are seen."""
     source = open_objects(loaded.recipe.data, "val")
     pictures = []
@@ -62,9 +62,9 @@ def object_pictures(loaded: Loaded[Any], count: int = COUNT) -> list[Image.Image
     return pictures
 
 
-def _page(run: Run, measured: Measured, draw: Callable[[Loaded[Any]], list[Image.Image]], about: str) -> str:
+def _page(run: Run, measured: Measured, draw: Callable[[LoadedRun[Any]], list[Image.Image]], about: str) -> str:
     try:
-        pictures = draw(load_any(run.folder))
+        pictures = draw(load_run(run.folder))
         shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, pictures))
     except (ValueError, OSError) as error:  # no weights, no data
         shown = f"<p>There are no predictions to show: {escape(str(error))}.</p>"

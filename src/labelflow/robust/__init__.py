@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labelflow.robust.corruption_error import mce, relative_mce
     from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
     from labelflow.robust.hidden import PatchDrop, Shuffle
-    from labelflow.robust.judged import FromPixels, load_judged
+    from labelflow.robust.models import FromPixels, load_models
     from labelflow.robust.session import Session
     from labelflow.robust.sets import open_own
     from labelflow.robust.settings import Settings
@@ -33,7 +33,7 @@ __all__ = [
     "auto_attack",
     "calibration_error",
     "corrupt",
-    "load_judged",
+    "load_models",
     "mce",
     "open_own",
     "relative_mce",

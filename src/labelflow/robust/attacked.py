@@ -12,11 +12,11 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
+from labelflow.classifier import Classifier
 from labelflow.data import Unreadable
 from labelflow.engine.progress import Counted
 from labelflow.robust.attacks import ATTACKS, Attack, Ball, Batch, auto_attack, run_attacks
 from labelflow.robust.attacks.ensemble import SURVIVES, WRONG_BEFORE, most_passes
-from labelflow.robust.judged import Judged
 from labelflow.robust.kept import read_fates, write_fates
 from labelflow.robust.pictures import CLEAN, Pictures, load_pictures
 from labelflow.robust.pictures import Batch as Loaded
@@ -103,7 +103,7 @@ class Attacked:
         across = "radius" + ", in 255ths" * (scale == 255)
         return Chart(f"Top-1 accuracy, %, under {text}", across, lines, reach=max(map(_clean, found)))
 
-    def _against(self, model: Judged, text: str, attacks: Named, progress: Counted) -> ndarray:
+    def _against(self, model: Classifier, text: str, attacks: Named, progress: Counted) -> ndarray:
         """(R, n): what has become of each readable image at each radius; kept on disk batch by batch."""
         paths = [self._path(model, text, ball) for ball in self.balls.values()]
         fates = [read_fates(path) for path in paths]  # of each radius, by image
@@ -114,7 +114,7 @@ class Attacked:
         if unsettled:
             victim = Restricted(model.model, self.session.columns(model, self.own)).eval()
             unreadable = Unreadable(self.session.skip_unreadable, progress.say)
-            pictures = Pictures(part_of(self.own, unsettled), model.look, (CLEAN,), self.session.seed)
+            pictures = Pictures(part_of(self.own, unsettled), model.preprocessing, (CLEAN,), self.session.seed)
             loader = load_pictures(pictures, self.settings.attack_batch, self.session.workers)
             for first, batch in zip(count(0, self.settings.attack_batch), loader, strict=False):
                 unreadable(batch.problems)
@@ -178,8 +178,8 @@ class Attacked:
         """In forward passes of an image, at most: those that fall spare the rest."""
         return len(self.balls) * most_passes(self.attacks[text], len(self.own.classes))
 
-    def _path(self, model: Judged, text: str, ball: Ball) -> Path:
-        asked = (model.key, str(model.look), str(model.columns(self.own.classes)))
+    def _path(self, model: Classifier, text: str, ball: Ball) -> Path:
+        asked = (model.key, str(model.preprocessing), str(model.columns(self.own.classes)))
         how = (text, str(ball), str(self.session.seed))
         return self.session.folder / f"attack-{digest(FORMAT, *asked, *how)}.safetensors"
 

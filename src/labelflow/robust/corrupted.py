@@ -10,13 +10,14 @@ from pathlib import Path
 from numpy import ndarray
 from numpy.random import Generator
 
+from labelflow.classifier import imagenet_classes
 from labelflow.robust.answers import Answers
 from labelflow.robust.corruption_error import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, GROUPS, check_installed, corrupt, read_texture, textures_in
 from labelflow.robust.natural import check_imagenet
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, files_digest, folders_in, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, files_digest, folders_in, of_classes
 from labelflow.robust.settings import Corrupting
 from labelflow.spec import known
 
@@ -67,8 +68,10 @@ class Corrupted:
                 for texture in textures_in(settings.frost):
                     read_texture(texture)  # tells if it is damaged
             for model in session.models:
-                if model.look.size < 32:
-                    raise ValueError(f"{model.name} sees {model.look.size} pixels in a row; corruptions need 32")
+                if model.preprocessing.size < 32:
+                    raise ValueError(
+                        f"{model.name} sees {model.preprocessing.size} pixels in a row; corruptions need 32"
+                    )
 
     @property
     def passes(self) -> int:
@@ -184,7 +187,9 @@ class Corrupted:
                 "mCE is near to that of ImageNet-C's files, not the same: those were drawn once, as JPEGs, of images "
                 "resized to 256 and cropped to 224 pixels."
             )
-        if self.settings.style == "imagenet_c" and any(model.look.size != 224 for model in self.session.models):
+        if self.settings.style == "imagenet_c" and any(
+            model.preprocessing.size != 224 for model in self.session.models
+        ):
             notes.append("The style imagenet_c is made for 224 pixels; at other sizes the same changes are in pixels.")
         if "frost" in self.names and not self.settings.frost:
             notes.append("Frost has textures made by code, not the published ones: --frost FOLDER uses those.")

@@ -69,8 +69,10 @@ class Occlusion:
     def __init__(self, session: Session, own: Set, settings: Hiding) -> None:
         self.session, self.own, self.change = session, own, PatchDrop(settings.occlusion_grid, settings.occlusion_shift)
         for model in session.models:
-            if settings.occlusion_grid > model.look.size:
-                raise ValueError(f"{model.name} sees {model.look.size} pixels in a row: --occlusion-grid can't be more")
+            if settings.occlusion_grid > model.preprocessing.size:
+                raise ValueError(
+                    f"{model.name} sees {model.preprocessing.size} pixels in a row: --occlusion-grid can't be more"
+                )
         self.passes = session.passes(own, [CLEAN, self.change])
 
     def measure(self) -> Section:
@@ -85,7 +87,7 @@ class Occlusion:
         chart = Chart("Top-1 accuracy, %, with cells hidden", "part of the picture that is hidden", lines)
         grid = self.change.grid
         note = f"Random cells of a {grid}×{grid} grid are black, others for each image."
-        if any(model.look.size % grid for model in self.session.models):
+        if any(model.preprocessing.size % grid for model in self.session.models):
             note += " It does not divide the picture: some cells are a pixel larger."
         seen = [one for levels in self.session.example(self.own, [CLEAN, self.change]) for one in levels]
         strip = Strip("An image, so much of it hidden", {f"{10 * tenths} %": one for tenths, one in enumerate(seen)})
@@ -97,7 +99,7 @@ class Shuffling:
 
     def __init__(self, session: Session, own: Set) -> None:
         self.session, self.own = session, own
-        sides = [model.look.size for model in session.models]
+        sides = [model.preprocessing.size for model in session.models]
         self.grids = [grid for grid in SHUFFLES if all(side % cells == 0 for side in sides for cells in grid)]
         self.left_out = [grid for grid in SHUFFLES if grid not in self.grids]
         self.changes: list[AnyChange] = [CLEAN, *(Shuffle(*grid) for grid in self.grids)]

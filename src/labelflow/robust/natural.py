@@ -7,12 +7,11 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
-from labelflow.arguments import flag
+from labelflow.classifier import Classifier, imagenet_classes, wordnet_names
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
-from labelflow.robust.judged import Judged
 from labelflow.robust.results import Finding, Section
 from labelflow.robust.session import Session
-from labelflow.robust.sets import Set, folders_in, imagenet_classes, of_classes
+from labelflow.robust.sets import Set, folders_in, of_classes
 from labelflow.robust.settings import NaturalSets
 
 VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -117,11 +116,19 @@ class Natural:
         return Section("natural", "Natural shifts", findings, notes=notes)
 
 
-def check_imagenet(model: Judged) -> None:
-    if model.classifier.classes != imagenet_classes():
+def flag(name: str) -> str:
+    """Of a setting.
+
+    >>> flag("imagenet_a")
+    '--imagenet-a'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def check_imagenet(model: Classifier) -> None:
+    if wordnet_names(model.classes) != imagenet_classes():
         raise ValueError(
-            f"{model.name} has {len(model.classifier.classes)} classes of its own; ImageNet's sets need a model of "
-            "ImageNet's 1000"
+            f"{model.name} has {len(model.classes)} classes of its own; ImageNet's sets need a model of ImageNet's 1000"
         )
 
 

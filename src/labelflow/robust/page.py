@@ -12,9 +12,9 @@ from rich.table import Column, Table
 
 from labelflow.analysis.curves import HEIGHT, WIDTH, line_chart
 from labelflow.analysis.html import document
+from labelflow.classifier import Classifier
 from labelflow.engine.run import whole_file
 from labelflow.report.page import data_uri
-from labelflow.robust.judged import Judged
 from labelflow.robust.results import Chart, Finding, Section, Strip
 
 
@@ -22,7 +22,7 @@ def as_text(value: float) -> str:
     return f"{value:.1f}"
 
 
-def show(models: Sequence[Judged], sections: Sequence[Section]) -> None:
+def show(models: Sequence[Classifier], sections: Sequence[Section]) -> None:
     """The table in a terminal."""
     table = Table("", *(Column(model.name, justify="right") for model in models), box=None)
     for section in sections:
@@ -36,7 +36,7 @@ def show(models: Sequence[Judged], sections: Sequence[Section]) -> None:
             console.print(f"{section.title}: {note}", soft_wrap=True, markup=False)
 
 
-def as_json(models: Sequence[Judged], sections: Sequence[Section], facts: dict[str, Any]) -> dict[str, Any]:
+def as_json(models: Sequence[Classifier], sections: Sequence[Section], facts: dict[str, Any]) -> dict[str, Any]:
     """Everything, for programs."""
     names = [model.name for model in models]
 
@@ -47,10 +47,10 @@ def as_json(models: Sequence[Judged], sections: Sequence[Section], facts: dict[s
         **facts,
         "models": {
             model.name: {
-                "model": model.classifier.name,
-                "weights": model.classifier.weights,
-                "classes": len(model.classifier.classes),
-                "image_size": model.look.size,
+                "model": model.architecture,
+                "weights": model.weights,
+                "classes": len(model.classes),
+                "image_size": model.preprocessing.size,
                 "key": model.key,
             }
             for model in models
@@ -91,7 +91,7 @@ DASHES = """.line-1 polyline { stroke-dasharray: 8 3; } .line-2 polyline { strok
 """  # so that lines one upon the other can be told
 
 
-def write_page(path: Path, models: Sequence[Judged], sections: Sequence[Section], facts: Sequence[str]) -> None:
+def write_page(path: Path, models: Sequence[Classifier], sections: Sequence[Section], facts: Sequence[str]) -> None:
     names = [model.name for model in models]
     legend = "".join(f'<li class="line-{at}">{escape(name)}</li>' for at, name in enumerate(names))
     body = f"""<header><h1>Robustness of {escape(", ".join(names))}</h1>

@@ -4,7 +4,7 @@ Shapes: S×S pixels, L levels of a change, B images at once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,12 +12,12 @@ import torch
 from numpy import ndarray
 from numpy.random import Generator, default_rng
 from PIL import Image
-from timm.data import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import seed_of
 from labelflow.data.loader import make_loader
+from labelflow.data.preprocessing import Preprocessing
 from labelflow.robust.sets import Set, image_number
 
 
@@ -50,16 +50,6 @@ CLEAN = LateChange()
 AnyChange = Change | LateChange
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a model wants to see images. Models that see alike can be asked about the same pictures."""
-
-    size: int
-    crop: float
-    interpolation: str
-    crop_mode: str  # timm's
-
-
 class Picture(NamedTuple):
     levels: Tensor  # (L, 3, S, S) uint8
     label: int
@@ -76,18 +66,12 @@ class Batch(NamedTuple):
 class Pictures(Dataset[Picture]):
     """The images of a set under several changes, by (change, image); as they are where a change is a late one."""
 
-    def __init__(self, found: Set, look: Look, changes: Sequence[AnyChange], seed: int) -> None:
-        self.source, self.seed, self.size = found.source, seed, look.size
+    def __init__(self, found: Set, preprocessing: Preprocessing, changes: Sequence[AnyChange], seed: int) -> None:
+        self.source, self.seed, self.size = found.source, seed, preprocessing.size
         self.levels = [change.levels for change in changes]
         self.changes = [CLEAN if isinstance(change, LateChange) else change for change in changes]  # not to workers
-        crop = 1.0 if found.cropped else look.crop
-        self.transform = create_transform(
-            look.size,
-            crop_pct=crop,
-            crop_mode=look.crop_mode,
-            interpolation=look.interpolation,
-            use_prefetcher=True,
-        )  # as far as uint8 (3, S, S)
+        own = replace(preprocessing, crop_pct=1.0) if found.cropped else preprocessing
+        self.transform = own.transform(normalize=False)  # uint8 (3, S, S)
 
     def __getitem__(self, draw: tuple[int, int]) -> Picture:
         change, index = self.changes[draw[0]], draw[1]

@@ -12,8 +12,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from labelflow.analysis.relevance import relevance
-from labelflow.analysis.subjects import load_subject
-from labelflow.robust.judged import FromPixels, with_weights
+from labelflow.classifier import load, weights_key
+from labelflow.robust.models import FromPixels
 from labelflow.robust.pictures import CLEAN, LateChange
 from labelflow.robust.results import Chart, Finding, Section, Strip
 from labelflow.robust.session import Session
@@ -45,7 +45,7 @@ class SalientCells(LateChange):
     def __init__(self, model: FromPixels, size: int) -> None:
         """model: a ViT, which sees size×size pixels."""
         self.model, self.size = model, size
-        self.key = digest("salient", str(size), model.key)
+        self.key = digest("salient", str(size), weights_key(model))
 
     def spread(self, pictures: Tensor) -> Tensor:
         maps = self.relevance(pictures)
@@ -63,14 +63,13 @@ class SalientCells(LateChange):
         return relevance(self.model.model, self.model.normalised(seen), any_class, method="rollout")
 
 
-def load_salient(name: str, init: str, device: torch.device) -> SalientCells:
-    """Of a run, or of one of timm's ViTs, which may say its weights; a ValueError if it is no ViT."""
-    model, own = with_weights(name)
-    subject = load_subject(model, own or init)
-    if isinstance(subject.model, VisionTransformer) and not subject.model.num_classes:
-        subject.model.reset_classifier(1)  # DINO's have none; rollout asks where it would be
-    data = subject.data
-    cells = SalientCells(FromPixels(subject.model, data.mean, data.std).eval().to(device), data.image_size)
+def load_salient(name: str, device: torch.device) -> SalientCells:
+    """Of a run, or of one of timm's ViTs, which may name its weights; a ValueError if it is no ViT."""
+    classifier = load(name)
+    model, own = classifier.model, classifier.preprocessing
+    if isinstance(model, VisionTransformer) and not model.num_classes:
+        model.reset_classifier(1)  # DINO's have none; rollout asks where it would be
+    cells = SalientCells(FromPixels(model, own.mean, own.std).eval().to(device), own.size)
     cells.relevance(torch.zeros(1, 3, cells.size, cells.size, device=device))  # tells if it can't be read
     return cells
 
@@ -82,7 +81,7 @@ class Salient:
         if not model:
             raise ValueError("this suite needs a ViT that tells what matters: --salient RUN|MODEL")
         self.session, self.own, self.name = session, own, model
-        self.change = load_salient(model, "pretrained", session.device)
+        self.change = load_salient(model, session.device)
         self.passes = session.passes(own, [CLEAN, self.change])
 
     def measure(self) -> Section:

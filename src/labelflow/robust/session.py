@@ -10,12 +10,12 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from labelflow.data import Unreadable
+from labelflow.classifier import Classifier
+from labelflow.data import Preprocessing, Unreadable
 from labelflow.engine.progress import Counted
 from labelflow.robust.answers import Answers
-from labelflow.robust.judged import Judged
 from labelflow.robust.kept import Incoming, read_kept
-from labelflow.robust.pictures import CLEAN, AnyChange, LateChange, Look, Pictures, load_pictures
+from labelflow.robust.pictures import CLEAN, AnyChange, LateChange, Pictures, load_pictures
 from labelflow.robust.sets import Set, chosen, digest
 
 MANY = 5000  # images whose contents are not read in a moment
@@ -26,7 +26,7 @@ FORMAT = "1"  # of what is kept: another one is asked anew
 class Session:
     """Models that are compared, and how they are asked."""
 
-    models: Sequence[Judged]
+    models: Sequence[Classifier]
     folder: Path  # of what is kept
     device: torch.device
     seed: int = 0
@@ -52,9 +52,9 @@ class Session:
             (progress.skip if missing else progress.pass_over)(done)
             self.recalled += done
             unreadable = Unreadable(self.skip_unreadable, progress.say)
-            for look in dict.fromkeys(model.look for model, _ in missing):
-                alike = [(model, change) for model, change in missing if model.look == look]
-                self._ask_alike(found, look, alike, paths, progress, unreadable)
+            for preprocessing in dict.fromkeys(model.preprocessing for model, _ in missing):
+                alike = [(model, change) for model, change in missing if model.preprocessing == preprocessing]
+                self._ask_alike(found, preprocessing, alike, paths, progress, unreadable)
         return [[self._read(paths[model, change], found) for model in self.models] for change in changes]
 
     def passes(self, found: Set, changes: Sequence[AnyChange] = (CLEAN,)) -> int:
@@ -63,7 +63,7 @@ class Session:
 
     def example(self, found: Set, changes: Sequence[AnyChange]) -> list[list[ndarray]]:
         """What the first model sees of the first image that can be read: [change][level], uint8 (S, S, 3)."""
-        pictures = Pictures(found, self.models[0].look, changes, self.seed)
+        pictures = Pictures(found, self.models[0].preprocessing, changes, self.seed)
         for index in range(len(found.source)):
             seen = [pictures[number, index] for number in range(len(changes))]
             if not any(one.problem for one in seen):
@@ -76,15 +76,15 @@ class Session:
         seen = pictures.to(self.device, non_blocking=True).float().div_(255)
         return change.spread(seen) if isinstance(change, LateChange) else seen
 
-    def _batch(self, look: Look) -> int:
-        return self.batch or (64 if self.device.type != "cpu" else max(2, 4 * 224**2 // look.size**2))
+    def _batch(self, preprocessing: Preprocessing) -> int:
+        return self.batch or (64 if self.device.type != "cpu" else max(2, 4 * 224**2 // preprocessing.size**2))
 
     def _ask_alike(
         self,
         found: Set,
-        look: Look,
-        missing: list[tuple[Judged, AnyChange]],
-        paths: dict[tuple[Judged, AnyChange], Path],
+        preprocessing: Preprocessing,
+        missing: list[tuple[Classifier, AnyChange]],
+        paths: dict[tuple[Classifier, AnyChange], Path],
         progress: Counted,
         unreadable: Unreadable,
     ) -> None:
@@ -96,8 +96,8 @@ class Session:
             for change, models in asked.items()
         }
         firsts = [incoming[change].images for change in changes]
-        pictures = Pictures(found, look, changes, self.seed)
-        loader = iter(load_pictures(pictures, self._batch(look), self.workers, firsts))
+        pictures = Pictures(found, preprocessing, changes, self.seed)
+        loader = iter(load_pictures(pictures, self._batch(preprocessing), self.workers, firsts))
         for change, models in asked.items():
             columns = {name: self.columns(model, found) for name, model in models.items()}
             begun = incoming[change].images * change.levels * len(models)
@@ -116,13 +116,13 @@ class Session:
                     coming.add(logits, batch.labels, batch.counts)
                 coming.finish()
 
-    def columns(self, model: Judged, found: Set) -> Tensor | None:
+    def columns(self, model: Classifier, found: Set) -> Tensor | None:
         """The places of a set's classes in a model's logits; None: all of them, one by one."""
         places = model.columns(found.classes)
         return None if places is None else torch.tensor(places, device=self.device)
 
     @torch.no_grad()  # not inference mode: models that keep tensors could not be attacked afterwards
-    def logits(self, model: Judged, seen: Tensor, columns: Tensor | None) -> Tensor:
+    def logits(self, model: Classifier, seen: Tensor, columns: Tensor | None) -> Tensor:
         """Of pictures from 0 to 1: (B, C), in float32"""
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
         with torch.autocast(self.device.type, precision) if precision else nullcontext():
@@ -146,8 +146,8 @@ class Session:
         """As many of its images as are to be asked about."""
         return chosen(found, self.samples, self.seed)
 
-    def _path(self, model: Judged, found: Set, change: AnyChange) -> Path:
+    def _path(self, model: Classifier, found: Set, change: AnyChange) -> Path:
         chance = "" if isinstance(change, LateChange) else f"{self.seed} {found.draws}"
-        asked = (model.key, str(model.look), str(model.columns(found.classes)), self.precision)
+        asked = (model.key, str(model.preprocessing), str(model.columns(found.classes)), self.precision)
         about = (found.key, str(found.cropped), change.key, chance)
         return self.folder / f"{digest(FORMAT, *asked, *about)}.safetensors"

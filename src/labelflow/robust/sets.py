@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
 
 from labelflow.chance import generator
+from labelflow.classifier import wordnet_names
 from labelflow.data import Data, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
 from labelflow.data.sources import SOURCES
@@ -72,24 +72,6 @@ class Part:
 
     def key(self, index: int) -> str:
         return self.whole.key(self.places[index])
-
-
-@cache
-def imagenet_classes() -> tuple[str, ...]:
-    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
-    return tuple(ImageNetInfo().label_names())
-
-
-def wordnet_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """ImageNet's thousand classes under WordNet's numbers, where they come as descriptions ("tench, Tinca tinca", as
-    Hugging Face has them) or as numbers (WebDataset); others as they are."""
-    info = ImageNetInfo()
-    if len(classes) == info.num_classes():
-        described = zip(classes, info.label_descriptions(), strict=True)
-        alike = sum(own.lower() == other.lower() for own, other in described)  # some were mended here and there
-        if alike > 0.95 * len(classes) or list(classes) == [str(place) for place in range(len(classes))]:
-            return imagenet_classes()
-    return tuple(classes)
 
 
 def open_own(data: Data, own: bool, classes: tuple[str, ...]) -> Set:

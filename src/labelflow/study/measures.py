@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 
-from labelflow.robust.judged import load_judged, own_data
+from labelflow.classifier import wordnet_names
+from labelflow.robust.models import load_models, own_data
 from labelflow.robust.session import Session
 from labelflow.robust.sets import open_own
-from labelflow.robust.suites import SUITES, Settings
+from labelflow.robust.settings import Settings
+from labelflow.robust.suites import SUITES
 
 Metrics = dict[str, float]
 IMAGES, PAIRS, PICTURES = 512, 512, 1000
@@ -49,11 +51,11 @@ def corruptions(run: Path) -> Metrics:
 
 def _robust(run: Path, suite: str, finding: str) -> float:
     device = torch.device("cpu")
-    models = load_judged([str(run)], device, weights="last")
+    models = load_models([str(run)], device, weights="last")
     session = Session(models, run / "answers", device, workers=0, quiet=True, samples=PICTURES)
     data = own_data(models)
     assert data is not None
-    own = session.pick(open_own(data, True, models[0].classifier.classes))
+    own = session.pick(open_own(data, True, wordnet_names(models[0].classes)))
     section = SUITES[suite](session, own, Settings()).measure()
     (value,) = next(one.values for one in section.findings if one.name == finding)
     return float(value)

@@ -6,12 +6,12 @@ from labelflow.lazy import exports
 
 if TYPE_CHECKING:
     from labelflow.labels.settings import Annotate
-    from labelflow.tasks.annotation import annotate_data, make_annotator
+    from labelflow.tasks.annotation import annotate_data
     from labelflow.tasks.classify import Classification
     from labelflow.tasks.detect.settings import SURE
-    from labelflow.tasks.predictions import find_objects, find_segments, predict
+    from labelflow.tasks.predictions import find_objects, find_segments
     from labelflow.tasks.recipe import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, differences
-    from labelflow.tasks.runs import Loaded, evaluate_run, load_any, load_run, train_run
+    from labelflow.tasks.runs import LoadedRun, evaluate_run, load_run, train_run
 else:
     __getattr__, __dir__ = exports(__name__)
 
@@ -21,7 +21,7 @@ __all__ = [
     "AnyRecipe",
     "Classification",
     "DetectRecipe",
-    "Loaded",
+    "LoadedRun",
     "Recipe",
     "SegmentRecipe",
     "annotate_data",
@@ -29,9 +29,6 @@ __all__ = [
     "evaluate_run",
     "find_objects",
     "find_segments",
-    "load_any",
     "load_run",
-    "make_annotator",
-    "predict",
     "train_run",
 ]

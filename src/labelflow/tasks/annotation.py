@@ -3,11 +3,11 @@
 import torch
 from accelerate import Accelerator
 
+from labelflow.classifier import load
 from labelflow.data import Data, Stream, open_source
 from labelflow.engine.progress import Counted
-from labelflow.labels import Annotator, Store, annotate
+from labelflow.labels import Store, annotate
 from labelflow.labels.settings import Annotate
-from labelflow.tasks.classifiers import load_classifier
 
 
 def annotate_data(data: str, options: Annotate) -> Store:
@@ -30,11 +30,11 @@ def annotate_data(data: str, options: Annotate) -> Store:
     with accelerator.local_main_process_first():  # which downloads what is not there
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
-        annotator = make_annotator(options.model, options.init, options.image_size, list(source.classes))
+        annotator = load(options.model, options.weights, options.image_size, source.classes)
     with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
         progress.say(
-            f"{annotator.name} annotates {len(source)} images of {len(source.classes)} classes at "
-            f"{annotator.image_size} pixels, in {options.out}"
+            f"{annotator.architecture} annotates {len(source)} images of {len(source.classes)} classes at "
+            f"{annotator.preprocessing.size} pixels, in {options.out}"
         )
         return annotate(
             source,
@@ -46,10 +46,3 @@ def annotate_data(data: str, options: Annotate) -> Store:
             progress=progress,
             resume=options.resume,
         )
-
-
-def make_annotator(model: str, init: str, image_size: int, classes: list[str]) -> Annotator:
-    """A run's model, or one of timm's. classes: those of the data, for a checkpoint that does not say its own."""
-    found = load_classifier(model, init, image_size, tuple(classes))
-    data = found.data
-    return Annotator(found.model, found.name, found.weights, found.classes, data.image_size, data.mean, data.std)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Batch, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.classifier import run_cfg
+from labelflow.data import Batch, Preprocessing, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer, schedule_lengths
 from labelflow.guides import UnmixedBatch
@@ -77,6 +78,8 @@ class Classification(Evaluation):
         check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         model = create(self.model_name, init=weights_file(recipe.init), **self.model_arguments)
+        self.pretrained_cfg = run_cfg(model, Preprocessing.of_data(recipe.data), self.classes)
+        model.pretrained_cfg = self.pretrained_cfg  # type: ignore[assignment]
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
@@ -85,11 +88,12 @@ class Classification(Evaluation):
 
     @property
     def card(self) -> dict[str, Any]:
-        """What `timm.create_model(name, checkpoint_path=…, **arguments)` needs, the names of the classes, and what must
-        be the same when a run goes on."""
+        """What `timm.create_model(name, pretrained_cfg=…, checkpoint_path=…, **arguments)` needs, the names of the
+        classes, and what must be the same when a run goes on."""
         return {
             "model": self.model_name,
             "arguments": self.model_arguments,
+            "pretrained_cfg": self.pretrained_cfg,
             "classes": self.classes,
             "samples": self.samples,
             "labels": self.labels,
@@ -175,11 +179,6 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
     return name, arguments | given
 
 
-def build_classifier(recipe: Recipe, card: dict[str, Any]) -> nn.Module:
-    """The model of a run, as its card says, with random weights."""
-    return create(card["model"], **card["arguments"])
-
-
 def check_training(training: Training, samples: int) -> None:
     """What can be wrong with the settings, asked before anything is written."""
     check_optimizer(training.optimizer)
@@ -208,12 +207,7 @@ def check_classifier(folder: str) -> None:
 
 def weights_file(init: str) -> str:
     """Of a run's folder, its best weights."""
-    if init and Path(init).is_dir():
-        for name in ("best.safetensors", "last.safetensors"):
-            if (Path(init) / name).exists():
-                return str(Path(init) / name)
-        raise ValueError(f"{init} is not a run with weights: it has no best.safetensors")
-    return init
+    return str(Run(init).weights()) if init and Path(init).is_dir() else init
 
 
 def check_classes(expected: list[str], found: list[str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run's model sees in images.
+"""What segmenters and detectors see in images.
 
 Shapes: H×W pixels, N objects.
 """
@@ -9,29 +9,15 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as T
 
-from labelflow.data import eval_transform
-from labelflow.tasks.classify import Recipe
 from labelflow.tasks.detect.settings import SURE
 from labelflow.tasks.detect.task import DetectRecipe
-from labelflow.tasks.runs import Loaded
+from labelflow.tasks.runs import LoadedRun
 from labelflow.tasks.segment import sliding
 from labelflow.tasks.segment.task import SegmentRecipe
 
 
 @torch.no_grad()
-def predict(loaded: Loaded[Recipe], images: list[Image.Image], top: int = 5) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each image, with their probabilities."""
-    transform = eval_transform(loaded.recipe.data)
-    logits = loaded.model(torch.stack([transform(image) for image in images]))
-    values, places = logits.softmax(1).topk(min(top, len(loaded.classes)))
-    return [
-        [(loaded.classes[place], value) for place, value in zip(*row, strict=True)]
-        for row in zip(places.tolist(), values.tolist(), strict=True)
-    ]
-
-
-@torch.no_grad()
-def find_segments(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
+def find_segments(loaded: LoadedRun[SegmentRecipe], image: Image.Image) -> Tensor:
     """The class of each pixel of an image: (H, W)"""
     data = loaded.recipe.data
     seen = T.normalize(_tensor(image), list(data.mean), list(data.std))[None]
@@ -39,7 +25,7 @@ def find_segments(loaded: Loaded[SegmentRecipe], image: Image.Image) -> Tensor:
 
 
 @torch.no_grad()
-def find_objects(loaded: Loaded[DetectRecipe], image: Image.Image, least: float = SURE) -> dict[str, Tensor]:
+def find_objects(loaded: LoadedRun[DetectRecipe], image: Image.Image, least: float = SURE) -> dict[str, Tensor]:
     """The objects of an image that are surer than `least`: boxes (N, 4), labels (N,), scores (N,), masks (N, H, W)."""
     found: dict[str, Tensor] = loaded.model([_tensor(image)])[0]
     kept = found["scores"] > least

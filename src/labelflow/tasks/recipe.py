@@ -155,7 +155,7 @@ class Kind(NamedTuple):
     task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a card
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[..., Any]  # (model) -> what an evaluation asks
-    build: Callable[..., Any]  # (recipe, card) -> the model of a run, with random weights
+    build: Callable[..., Any] | None  # (recipe, card) -> its run's model, with random weights; None: a classifier
 
 
 KINDS = {
@@ -171,7 +171,7 @@ KINDS = {
             task=deferred("labelflow.tasks.classify:Classification"),
             evaluation=deferred("labelflow.tasks.classify:Evaluation"),
             student=deferred("labelflow.align:Student"),
-            build=deferred("labelflow.tasks.classify:build_classifier"),
+            build=None,
         ),
         Kind(
             name="segment",

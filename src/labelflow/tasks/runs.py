@@ -15,11 +15,12 @@ import torchvision
 from accelerate import Accelerator
 from torch import nn
 
+from labelflow.classifier import load
 from labelflow.data import check_micro_batches
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
-from labelflow.models.create import create, load_exactly
-from labelflow.tasks.classify import check_classes, weights_file
+from labelflow.models.create import load_exactly
+from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
@@ -82,31 +83,23 @@ def train_run(
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[AnyRecipeType]):
-    """A run as it can be used."""
+class LoadedRun(Generic[AnyRecipeType]):
+    """A segmenter or detector; a classifier is a `labelflow.classifier.Classifier`."""
 
     recipe: AnyRecipeType
     classes: list[str]
     model: nn.Module
 
 
-def load_run(folder: Path | str, weights: str = "best", image_size: int = 0) -> Loaded[Recipe]:
-    """The model of a run, in eval mode. weights: best (or last, before the first evaluation), last, or a file."""
-    loaded: Loaded[Recipe] = load_any(folder, weights, "classify", image_size)
-    return loaded
-
-
-def load_any(folder: Path | str, weights: str = "best", kind: str = "", image_size: int = 0) -> Loaded[Any]:
-    """The same, of any task. kind: the one that it must be of. image_size: of a classifier."""
+def load_run(folder: Path | str, weights: str = "best") -> LoadedRun[Any]:
+    """The model of a segmenter's or detector's run, in eval mode. weights: best (or last, before the first evaluation),
+    last, or a file."""
     run = Run(folder)
-    recipe, card = read_any_recipe(run, kind), run.read("model.json")
-    known = {"best": weights_file(str(folder)), "last": str(run / "last.safetensors")}
-    file, arguments = known.get(weights, weights), card.get("arguments", {})
-    if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
-        model = create(card["model"], init=file, **{**arguments, "img_size": image_size})
-    else:
-        model = load_exactly(kind_of(recipe).build(recipe, card), file)
-    return Loaded(recipe, card["classes"], model.eval())
+    recipe, card = read_any_recipe(run), run.read("model.json")
+    build = kind_of(recipe).build
+    if build is None:
+        raise ValueError(f"{folder} is the run of a classifier: load it with labelflow.classifier.load")
+    return LoadedRun(recipe, card["classes"], load_exactly(build(recipe, card), run.weights(weights)).eval())
 
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
@@ -121,17 +114,18 @@ class InDetail(NamedTuple):
 
 def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> InDetail:
     """The same, and the metrics of each class."""
-    image_size = changes.get("image_size", 0)
-    loaded = load_any(folder, weights, image_size=image_size)
-    kind = kind_of(loaded.recipe)
+    recipe = read_any_recipe(Run(folder))
+    kind = kind_of(recipe)
     try:
-        recipe = loaded.recipe.change(**changes)
+        recipe = recipe.change(**changes)
     except TypeError:
         raise ValueError(f"{folder} is the run of a {kind.what}, which has not all of {', '.join(changes)}") from None
+    is_classifier = isinstance(recipe, Recipe)
+    loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
         task = kind.evaluation(recipe, progress.say)
-        check_classes(loaded.classes, list(task.eval_source.classes), f"the data {recipe.data.source}")
+        check_classes(list(loaded.classes), list(task.eval_source.classes), f"the data {recipe.data.source}")
         student = accelerator.prepare(kind.student(loaded.model))
         return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
 

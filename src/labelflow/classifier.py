@@ -1,0 +1,254 @@
+"""A classifier and how it sees images: the model of a run, or one of timm's.
+
+Shapes: B images, C classes, H×W pixels.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from torch import Tensor, nn
+
+from labelflow.data.folder import shorten
+from labelflow.data.images import read_or_refuse, to_rgb
+from labelflow.data.preprocessing import Preprocessing
+from labelflow.engine.run import Run
+from labelflow.models.create import create, load_exactly, read_weights
+from labelflow.spec import parse, split
+
+RANDOM = " (random weights)"
+Images = Tensor | Sequence[Image.Image | Path | str]  # (B, 3, H, W), preprocessed; or pictures, or their files
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A model, what its logits mean, and how it sees images.
+
+    >>> classifier = load("test_vit", weights="random")
+    >>> classifier.preprocessing.size, len(classifier.classes)
+    (160, 1000)
+    >>> classifier.probabilities([Image.new("RGB", (200, 300))]).shape
+    torch.Size([1, 1000])
+    """
+
+    name: str  # of a run's folder, or of a timm model
+    model: nn.Module  # in eval mode
+    classes: tuple[str, ...]  # what the columns of its logits mean; empty: unknown
+    preprocessing: Preprocessing
+    architecture: str  # timm's name of the model, with arguments
+    weights: str  # pretrained, packaged, random, or a file's name and checksum
+    folder: Path | None = None  # of a run
+
+    @property
+    def trained(self) -> bool:
+        return self.weights != "random"
+
+    @property
+    def label(self) -> str:
+        """What a figure calls it."""
+        return self.name if self.trained else f"{self.name}{RANDOM}"
+
+    @cached_property
+    def key(self) -> str:
+        """Changes with its architecture and its weights."""
+        return hashlib.blake2b(f"{self.architecture} {weights_key(self.model)}".encode(), digest_size=16).hexdigest()
+
+    def preprocess(self, images: Images) -> Tensor:
+        """(B, 3, H, W)"""
+        if isinstance(images, Tensor):
+            return images
+        transform = self.preprocessing.transform()
+        read = (to_rgb(one) if isinstance(one, Image.Image) else read_or_refuse(one) for one in images)
+        return torch.stack([transform(image) for image in read])
+
+    @torch.no_grad()
+    def logits(self, images: Images) -> Tensor:
+        """(B, C), on the device of the model"""
+        parameter = next(self.model.parameters())
+        logits: Tensor = self.model(self.preprocess(images).to(parameter.device))
+        return logits
+
+    def probabilities(self, images: Images) -> Tensor:
+        """(B, C)"""
+        return self.logits(images).float().softmax(1)
+
+    def predict(self, images: Images, top: int = 5) -> list[list[tuple[str, float]]]:
+        """The likeliest classes of each image, with their probabilities."""
+        probabilities = self.probabilities(images)
+        values, columns = probabilities.topk(min(top, probabilities.shape[1]))
+        names = self.classes or [f"class {column}" for column in range(probabilities.shape[1])]
+        return [
+            [(names[column], value) for column, value in zip(*row, strict=True)]
+            for row in zip(columns.tolist(), values.tolist(), strict=True)
+        ]
+
+    def class_name(self, column: int) -> str:
+        """What people call the class of a column of its logits."""
+        return title(self.classes[column]) if self.classes else f"class {column}"
+
+    def columns(self, classes: Sequence[str]) -> list[int] | None:
+        """The columns of its logits that mean these classes; None: all of them, in their order."""
+        own, wanted = wordnet_names(self.classes), wordnet_names(classes)
+        if own == wanted:
+            return None
+        if not own:
+            count = getattr(self.model, "num_classes", 0)
+            raise ValueError(
+                f"{self.name} has {count} classes, the data {len(wanted)}, and nothing says which are which"
+            )
+        places = {name: place for place, name in enumerate(own)}
+        unknown = [name for name in wanted if name not in places]
+        if unknown:
+            raise ValueError(
+                f"{len(unknown)} of the data's {len(wanted)} classes are unknown to {self.name}: {shorten(unknown)}; "
+                f"it knows {len(own)}, such as {', '.join(own[:3])}"
+            )
+        return [places[name] for name in wanted]
+
+
+def load(name: str | Path, weights: str = "", image_size: int = 0, classes: Sequence[str] = ()) -> Classifier:
+    """The model of a run, "runs/quickstart", or one of timm's, "vit_tiny_patch16_224(img_size=64, depth=4)".
+
+    weights: of a run best (the default), last, or a file; of a timm model pretrained (the default), packaged (from a
+    package), random, or a checkpoint file. A model may name them itself: "resnet50=my.pth", "resnet50=random".
+    image_size: 0 for what the weights were evaluated with. classes: those of the data, for a checkpoint that does not
+    name its own.
+    """
+    if Path(name).is_dir():
+        return _load_run(Path(name), weights or "best", image_size)
+    model, *own = split(str(name), "=")
+    if "/" in model.partition("(")[0] or Path(model).exists():
+        raise ValueError(f"{model} is not a run: there is no such folder. Give a run's folder, or a model of timm's")
+    chosen = "=".join(own) or weights or "pretrained"
+    found = _load_timm(model, chosen, image_size, tuple(classes))
+    return found if chosen == "random" else replace(found, name=str(name))
+
+
+def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
+    run = Run(folder)
+    card = run.read("model.json")
+    if "pretrained_cfg" not in card:
+        raise ValueError(f"{folder} is not the run of a classifier: its model.json has no pretrained_cfg")
+    file, arguments = run.weights(weights), card["arguments"]
+    if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
+        cfg = {**card["pretrained_cfg"], "input_size": (3, image_size, image_size)}
+        model = build({**card, "pretrained_cfg": cfg, "arguments": {**arguments, "img_size": image_size}}, str(file))
+    else:
+        model = load_exactly(build(card), file)
+    return Classifier(
+        folder.resolve().name,
+        model.eval(),
+        tuple(card["classes"]),
+        Preprocessing.of_cfg(card["pretrained_cfg"], image_size),
+        run.read("recipe.json")["model"],
+        _fingerprint(file),
+        folder,
+    )
+
+
+def build(card: dict[str, Any], weights: str = "") -> nn.Module:
+    """The model that a run's model.json describes: with random weights, or with those of a file, fitted to it."""
+    return create(card["model"], weights, pretrained_cfg=card["pretrained_cfg"], **card["arguments"])
+
+
+def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...]) -> Classifier:
+    name, arguments = parse(text)
+    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    if weights == "pretrained" and cfg is not None and not cfg.has_weights:
+        raise ValueError(f"timm has no weights of {name}; give a checkpoint file, {name}=FILE, or {name}=random")
+    is_file = weights not in ("pretrained", "packaged", "random")
+    if is_file:
+        arguments = {"num_classes": _count_classes(weights, cfg), **arguments}
+    default = (cfg.test_input_size or cfg.input_size)[1:] if cfg is not None else 224
+    size = image_size or arguments.get("img_size") or default
+    height, width = (size, size) if isinstance(size, int) else size
+    if height != width or arguments.get("in_chans", 3) != 3:
+        raise ValueError(f"{text} does not take square colour images, which are needed here")
+    if cfg is not None and cfg.fixed_input_size and height != cfg.input_size[-1]:
+        arguments = {**arguments, "img_size": height}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # random weights are the same each time
+        model: Any = create(name, "" if weights == "random" else weights, **arguments)
+    preprocessing = Preprocessing.of_cfg(model.pretrained_cfg, height)
+    names = _class_names(model)
+    if is_file and model.num_classes == len(classes) and set(names) != set(classes):
+        names = classes
+    return Classifier(text, model.eval(), names, preprocessing, text, _fingerprint(weights) if is_file else weights)
+
+
+def _count_classes(file: str, cfg: Any) -> int:
+    """How many classes the classifier in a checkpoint has."""
+    names = (cfg.classifier if cfg else None) or ("head", "fc", "classifier")
+    weights = read_weights(file)
+    for name in (names,) if isinstance(names, str) else names:
+        if f"{name}.weight" in weights:
+            return len(weights[f"{name}.weight"])
+    raise ValueError(f"{file} has no classifier")
+
+
+def _class_names(model: Any) -> tuple[str, ...]:
+    """ImageNet's, if a model has as many classes."""
+    subset = infer_imagenet_subset(model) if model.num_classes else None
+    return tuple(ImageNetInfo(subset).label_names()) if subset else ()
+
+
+def _fingerprint(file: Path | str) -> str:
+    """A checkpoint's file name and checksum."""
+    with open(file, "rb") as opened:
+        return f"{Path(file).name} sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
+
+
+def run_cfg(model: nn.Module, preprocessing: Preprocessing, classes: Sequence[str]) -> dict[str, Any]:
+    """The `pretrained_cfg` of a model that is trained on these classes: where timm finds its classifier and its first
+    layer, and how it sees images."""
+    before: Any = model.pretrained_cfg
+    parts = {name: before[name] for name in ("fixed_input_size", "first_conv", "classifier") if name in before}
+    return {**parts, **preprocessing.cfg, "num_classes": len(classes), "label_names": list(classes)}
+
+
+def weights_key(model: nn.Module) -> str:
+    """Of all parameters and buffers."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        found.update(f"{name} {tuple(tensor.shape)}".encode())
+        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+@cache
+def _imagenet() -> ImageNetInfo:
+    return ImageNetInfo()
+
+
+@cache
+def imagenet_classes() -> tuple[str, ...]:
+    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
+    return tuple(_imagenet().label_names())
+
+
+def wordnet_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """ImageNet's thousand classes under WordNet's numbers, where they come as descriptions ("tench, Tinca tinca", as
+    Hugging Face has them) or as numbers (WebDataset); others as they are."""
+    if len(classes) == len(imagenet_classes()):
+        described = zip(classes, _imagenet().label_descriptions(), strict=True)
+        alike = sum(own.lower() == other.lower() for own, other in described)  # some differ here and there
+        if alike > 0.95 * len(classes) or list(classes) == [str(place) for place in range(len(classes))]:
+            return imagenet_classes()
+    return tuple(classes)
+
+
+def title(name: str) -> str:
+    """What people call a class: ImageNet's have WordNet's numbers.
+
+    >>> title("n01440764"), title("my cats")
+    ('tench', 'my cats')
+    """
+    known = name[1:].isdigit() and name in imagenet_classes()
+    return _imagenet().label_name_to_description(name).split(",")[0] if known else name

@@ -1,0 +1,282 @@
+"""One classifier, seen in one way: by timm, by every command, and by the run that trained it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from labelflow.labels.annotate import annotator_transform
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
+from torch import nn
+from torch.testing import assert_close
+
+from labelflow import classifier as module
+from labelflow.analysis.images import evaluation_data, images_of
+from labelflow.classifier import Classifier, load, title, wordnet_names
+from labelflow.cli import main
+from labelflow.data import Data, open_source
+from labelflow.engine.run import Run
+from labelflow.recipes import find
+from labelflow.robust.models import load_models
+from labelflow.robust.pictures import CLEAN, Pictures
+from labelflow.robust.sets import open_own
+from labelflow.tasks import evaluate_run, load_run, train_run
+
+CPU = torch.device("cpu")
+TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=2, num_classes=3)"
+CLIP = "vit_base_patch16_clip_384(embed_dim=24, depth=1, num_heads=2)"
+# As timm publishes them: size, crop_pct, crop_mode, interpolation, the mean of red
+PUBLISHED = {
+    "tf_efficientnet_lite0": (224, 0.875, "center", "bicubic", 0.5),
+    "mobilenetv4_conv_small_035": (256, 0.95, "center", "bicubic", 0.5),  # trained at 224
+    CLIP: (384, 1.0, "squash", "bicubic", 0.48145466),
+    "resnet10t(num_classes=5)": (224, 0.95, "center", "bicubic", 0.485),  # trained at 176
+    "test_vit(img_size=48)": (48, 0.95, "center", "bicubic", 0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Neither square nor of any model's size."""
+    path = tmp_path_factory.mktemp("photo") / "a" / "photo.png"
+    path.parent.mkdir()
+    coarse = np.random.default_rng(0).integers(0, 256, (9, 13, 3), np.uint8)
+    Image.fromarray(coarse).resize((520, 360), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing of how it sees images is the default."""
+    recipe = find("quickstart").recipe.change(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        source="world(train=64, val=40)",
+        image_size=32,
+        test_crop=0.7,
+        interpolation="bilinear",
+        mean=(0.3, 0.4, 0.5),
+        std=(0.1, 0.2, 0.3),
+        batch=16,
+        micro_batch=16,
+        epochs=3,
+        warmup_epochs=0,
+        lr=0.003,
+        lr_batch=0,
+        workers=0,
+    )
+    folder = tmp_path_factory.mktemp("classifier") / "run"
+    train_run(recipe, folder, resume=False, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imagenet() -> Classifier:
+    return load("test_vit", "random")
+
+
+def weights_of(text: str, path: Path, num_classes: int = 3) -> Path:
+    name, arguments = module.parse(text)
+    save_file(timm.create_model(name, **{**arguments, "num_classes": num_classes}).state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_see_as_timm_publishes(name: str) -> None:
+    own = load(name, "random").preprocessing
+    assert (own.size, own.crop_pct, own.crop_mode, own.interpolation, own.mean[0]) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", [*list(PUBLISHED)[:3], "run"])
+def test_every_command_sees_what_timm_sees(name: str, run: Path, photo: Path) -> None:
+    text, weights = (str(run), "") if name == "run" else (name, "random")
+    classifier = load(text, weights)
+    config = resolve_model_data_config(classifier.model, use_test_size=True)
+    seen = create_transform(**config)(Image.open(photo))
+    with torch.no_grad():
+        logits = classifier.model(seen[None])
+    assert torch.equal(classifier.logits([photo]), logits)  # predict, and the Python API
+    (shown,) = images_of(classifier, 1, [photo])  # figure, report
+    assert torch.equal(shown.image, seen)
+    (asked,) = load_models([text], CPU, weights=weights)  # robust
+    pictures = Pictures(
+        open_own(Data(source=str(photo.parents[1])), own=False, classes=()), asked.preprocessing, (CLEAN,), 0
+    )
+    levels = pictures[0, 0].levels.float() / 255
+    assert_close(asked.logits(levels), logits, rtol=1e-3, atol=1e-5)
+    whole = annotator_transform(classifier.preprocessing, "whole")(Image.open(photo))  # annotate: its own crop
+    assert whole.shape == seen.shape
+    assert_close(whole.mean(), seen.mean(), rtol=0, atol=0.3)
+
+
+class TestRuns:
+    def test_timm_alone_sees_and_answers_as_a_run_does(self, run: Path) -> None:
+        """As docs/command-line.md tells: built of model.json, with timm's own preprocessing."""
+        card = json.loads((run / "model.json").read_text())
+        model = timm.create_model(
+            card["model"],
+            pretrained_cfg=card["pretrained_cfg"],
+            checkpoint_path=str(run / "best.safetensors"),
+            **card["arguments"],
+        ).eval()
+        config = resolve_model_data_config(model)
+        assert config == {
+            "input_size": [3, 32, 32],
+            "interpolation": "bilinear",
+            "mean": [0.3, 0.4, 0.5],
+            "std": [0.1, 0.2, 0.3],
+            "crop_pct": 0.7,
+            "crop_mode": "center",
+        }
+        transform, classifier = create_transform(**config), load(run)
+        source = open_source(evaluation_data(classifier), "val")
+        samples = [source.load(index) for index in range(len(source))]
+        with torch.no_grad():
+            logits = model(torch.stack([transform(image) for image, _ in samples]))
+        assert torch.equal(classifier.logits([image for image, _ in samples]), logits)
+        right = logits.argmax(1) == torch.tensor([label for _, label in samples])
+        top1 = evaluate_run(run)["top1"]
+        assert top1 == pytest.approx(100 * float(right.float().mean()))
+
+    def test_the_record_is_timms(self, run: Path) -> None:
+        card = Run(run).read("model.json")
+        cfg = card["pretrained_cfg"]
+        assert (cfg["num_classes"], cfg["label_names"], cfg["classifier"]) == (10, card["classes"], "head")
+        assert cfg["first_conv"] == "patch_embed.proj"
+        assert not cfg.keys() & {"url", "hf_hub_id", "test_input_size", "test_crop_pct"}  # those of other weights
+        assert timm.models.PretrainedCfg(**cfg).fixed_input_size
+        assert load(run).model.pretrained_cfg["label_names"] == card["classes"]
+
+    def test_which_weights(self, run: Path, tmp_path: Path) -> None:
+        best, last = load(run), load(run, "last")
+        assert (best.name, best.folder, best.trained) == ("run", run, True)
+        assert best.architecture == "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
+        assert best.weights.startswith("best.safetensors sha256:")
+        assert last.weights.startswith("last.safetensors sha256:")
+        stored = {name: 2 * value for name, value in load_file(run / "last.safetensors").items()}
+        save_file(stored, tmp_path / "mine.safetensors")
+        mine = load(run, str(tmp_path / "mine.safetensors"))
+        for name, value in mine.model.state_dict().items():
+            assert torch.equal(value, 2 * last.model.state_dict()[name])
+
+    def test_without_weights_or_of_another_task(self, run: Path, tmp_path: Path) -> None:
+        for name in ("model.json", "recipe.json"):
+            (tmp_path / name).write_bytes((run / name).read_bytes())
+        with pytest.raises(ValueError, match="has no weights yet; they come with its first checkpoint"):
+            load(tmp_path)
+        card = {"task": "segment", "model": "vit", "classes": ["a"]}
+        (tmp_path / "model.json").write_text(json.dumps(card))
+        with pytest.raises(ValueError, match=r"is not the run of a classifier: its model\.json has no pretrained_cfg"):
+            load(tmp_path)
+        with pytest.raises(ValueError, match=r"is the run of a classifier: load it with labelflow\.classifier\.load"):
+            load_run(run)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
+            load(tmp_path / "empty")
+
+    def test_at_another_size(self, run: Path) -> None:
+        larger = load(run, image_size=48)
+        assert larger.preprocessing == replace(load(run).preprocessing, size=48)
+        assert larger.model.pos_embed.shape[1] == 37  # type: ignore[union-attr]
+        assert resolve_model_data_config(larger.model)["input_size"] == (3, 48, 48)
+        assert larger.probabilities(torch.zeros(2, 3, 48, 48)).sum(1).tolist() == pytest.approx([1, 1])
+
+
+class TestWeightsOfTimm:
+    def test_pretrained_unless_said_otherwise(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        asked = []
+
+        def create(name: str, start: str, **arguments: Any) -> nn.Module:
+            asked.append(start)
+            return timm.create_model(name, **arguments)
+
+        monkeypatch.setattr(module, "create", create)
+        file = str(weights_of("test_vit", tmp_path / "a=b.safetensors", 1000))
+        for name in ("test_vit", "test_vit=random", "test_vit=packaged", f"test_vit={file}"):
+            load(name)
+        assert asked == ["pretrained", "", "packaged", file]
+
+    def test_random_weights_are_the_same_each_time_and_said(self) -> None:
+        state = torch.random.get_rng_state()
+        one, other = load(TINY, "random"), load(f"{TINY}=random")
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert one.label == other.label == f"{TINY} (random weights)"
+        assert not one.trained
+        assert one.key == other.key
+        images = torch.rand(2, 3, 32, 32)
+        assert torch.equal(one.logits(images), other.logits(images))
+
+    def test_none_of_timms(self) -> None:
+        with pytest.raises(ValueError, match="timm has no weights of pvt_tiny; give a checkpoint file, pvt_tiny=FILE"):
+            load("pvt_tiny")
+        with pytest.raises(ValueError, match="timm has no model 'resnet50x'"):
+            load("resnet50x")
+        with pytest.raises(ValueError, match="runs/none is not a run: there is no such folder"):
+            load("runs/none")
+        with pytest.raises(ValueError, match="does not take square colour images"):
+            load("vit_tiny_patch16_224(in_chans=1)", "random")
+
+    def test_a_file_says_how_many_classes_and_the_data_which(self, tmp_path: Path) -> None:
+        file = str(weights_of(TINY, tmp_path / "three.safetensors"))
+        named = load(TINY.replace(", num_classes=3", ""), file, classes=("a", "b", "c"))
+        assert (named.classes, named.columns(("c", "a"))) == (("a", "b", "c"), [2, 0])
+        assert named.weights.startswith("three.safetensors sha256:")
+        unnamed = load(f"{TINY}={file}")
+        assert unnamed.classes == ()
+        assert unnamed.predict(torch.zeros(1, 3, 32, 32), top=9)[0][0][0].startswith("class ")
+        with pytest.raises(ValueError, match="has 3 classes, the data 2, and nothing says which are which"):
+            unnamed.columns(("a", "b"))
+        other = str(weights_of("test_vit", tmp_path / "other.safetensors"))
+        assert load(f"{TINY}={file}").key == unnamed.key != load(f"test_vit={other}").key
+
+
+class TestClasses:
+    def test_the_columns_of_the_datas_classes(self, imagenet: Classifier) -> None:
+        info = ImageNetInfo()
+        assert imagenet.classes == tuple(info.label_names())
+        assert imagenet.columns(info.label_names()) is None
+        assert imagenet.columns(["n02099601", "n01440764"]) == [207, 0]
+        assert imagenet.columns(info.label_descriptions()) is None  # Hugging Face's names
+        assert imagenet.columns([str(place) for place in range(1000)]) is None
+        own = replace(imagenet, classes=tuple(info.label_descriptions()))
+        assert own.columns(["n02099601", "n01440764"]) == [207, 0]
+        with pytest.raises(
+            ValueError, match="2 of the data's 3 classes are unknown to test_vit: cat, dog; it knows 1000"
+        ):
+            imagenet.columns(["cat", "n01440764", "dog"])
+
+    def test_names_for_people(self, imagenet: Classifier) -> None:
+        assert (imagenet.class_name(207), title("striped disc")) == ("golden retriever", "striped disc")
+        assert replace(imagenet, classes=()).class_name(7) == "class 7"
+        assert wordnet_names(("a", "b")) == ("a", "b")
+
+    def test_models_without_a_classifier_have_no_names(self) -> None:
+        assert load("test_vit(num_classes=0)", "random").classes == ()
+
+
+def test_tensors_pictures_and_files_get_the_same_answers(run: Path, photo: Path) -> None:
+    classifier = load(run)
+    tensor = classifier.preprocess([photo, photo])
+    assert tensor.shape == (2, 3, 32, 32)
+    likeliest = classifier.predict(tensor, top=3)
+    assert classifier.predict([Image.open(photo), str(photo)], top=3) == likeliest
+    probabilities = classifier.probabilities(tensor)[0]
+    assert [len(row) for row in likeliest] == [3, 3]
+    for rank, (name, value) in enumerate(likeliest[0]):
+        assert value == probabilities.sort(descending=True).values[rank]
+        assert probabilities[classifier.classes.index(name)] == value
+    grey = Image.open(photo).convert("L")
+    assert classifier.logits([grey]).shape == (1, 10)
+    with pytest.raises(ValueError, match=r"cannot read the image none\.png"):
+        classifier.predict(["none.png"])
+
+
+def test_predict_prints_what_the_classifier_says(run: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(run), str(photo), "--top", "2"]) == 0
+    told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in load(run).predict([photo], top=2)[0])
+    assert capsys.readouterr().out == f"{photo}  {told}\n"
