@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from labelflow.labels.annotate import annotator_transform
+from labelflow.labels.annotation import annotator_transform
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config

@@ -19,7 +19,7 @@ from labelflow.engine import Run, Training
 from labelflow.figures import Asked, ratio
 from labelflow.report import write_report
 from labelflow.tasks import Recipe, train_run
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 
 @pytest.fixture(scope="module")

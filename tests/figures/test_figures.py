@@ -26,7 +26,7 @@ from labelflow.figures.base import as_json
 from labelflow.labels import Store
 from labelflow.recipes import find
 from labelflow.tasks import Annotate, annotate_data, train_run
-from labelflow.tasks.runs import read_recipe
+from labelflow.tasks.recipe import read_recipe
 
 MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)=random"
 WORLD = "world(train=16, val=24)"

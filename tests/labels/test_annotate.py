@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from labelflow.labels.annotate import annotator_columns, annotator_transform, best_scores, place_logits
+from labelflow.labels.annotation import annotator_columns, annotator_transform, best_scores, place_logits
 from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
