@@ -32,6 +32,7 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from labelflow.chance import drawn_from
+from labelflow.classifier import load
 from labelflow.data import Data, Folder, Source, train_batches, train_transform
 from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
@@ -43,7 +44,6 @@ from labelflow.mixers import CutMix, MixToken
 from labelflow.models.create import create
 from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 from labelflow.targets import Plain, TokenLabel, Truth
-from labelflow.tasks import make_annotator
 
 CLASSES, GRID = 1000, (14, 14)
 Table = dict[str, float]
@@ -218,7 +218,7 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
 
 def annotating(source: Source, folder: Path, count: int, size: int) -> Table:
     """Images in memory through the network and no more, and `annotate`, from files to a store, taking turns."""
-    annotator = make_annotator("tf_efficientnet_lite0", "packaged", size, list(source.classes))
+    annotator = load("tf_efficientnet_lite0", "packaged", size, source.classes)
     model = annotator.model.to(memory_format=torch.channels_last).eval()
     images = torch.randn(2, 3, size, size).to(memory_format=torch.channels_last)
     runs = iter(range(100))
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    annotator = make_annotator("tf_efficientnet_lite0", "packaged", 576, list(map(str, range(CLASSES))))
+    annotator = load("tf_efficientnet_lite0", "packaged", 576)
     source = Photos(options.images, list(annotator.classes), options.count)
     with tempfile.TemporaryDirectory() as name, Counted("annotating", "images", len(source)) as progress:
         folder = Path(name)

@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.data import create_transform, resolve_model_data_config
@@ -43,7 +44,7 @@ def make_images(folder: Path, count: int) -> None:
 
 @torch.inference_mode()
 def bare(classifier: Classifier, folder: Path, batch: int, workers: int) -> float:
-    network = classifier.model.model  # which takes normalised images
+    network: Any = classifier.model.model  # which takes normalised images
     transform = create_transform(**resolve_model_data_config(network, use_test_size=True))
     start = time.perf_counter()
     loader = DataLoader(ImageFolder(str(folder), transform), batch, num_workers=workers)
