@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from labelflow.labels.annotation import annotator_transform
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
@@ -22,6 +21,7 @@ from labelflow.classifier import Classifier, load, title, wordnet_names
 from labelflow.cli import main
 from labelflow.data import Data, open_source
 from labelflow.engine.run import Run
+from labelflow.labels.annotation import annotator_transform
 from labelflow.recipes import find
 from labelflow.robust.models import load_models
 from labelflow.robust.pictures import CLEAN, Pictures

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from labelflow.labels.annotation import annotator_columns, annotator_transform, best_scores, place_logits
 from PIL import Image
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from labelflow.cli import main
 from labelflow.data import Preprocessing
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Draft, Manifest, Store, label_view
+from labelflow.labels.annotation import annotator_columns, annotator_transform, best_scores, place_logits
 from labelflow.labels.sampling import seen_window
 from labelflow.sparse import TokenLabels
 
