@@ -73,6 +73,15 @@ def test_cases_worked_out_by_hand() -> None:
     both(two, half, *[100 * 51 / 101] * 3)
 
 
+def test_boxes_are_compared_with_boxes_and_masks_with_masks() -> None:
+    truth = as_coco([true([0.0, 0, 40, 40], labels=[0])], CATEGORIES, CLASSES)
+    right, wrong = (found(box, labels=[0], confidence=[0.5]) for box in ([0.0, 0, 40, 40], [50.0, 50, 90, 90]))
+    for boxes, masks in ((right, wrong), (wrong, right)):
+        told = scores(truth, as_results({**boxes, "masks": masks["masks"]}, 0, CATEGORIES))
+        expected = (100, 0) if boxes is right else (0, 100)
+        assert (told["box_ap"], told["mask_ap"]) == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_crowd_forgives_and_only_seen_images_count() -> None:
     truth = as_coco([true([0.0, 0, 40, 40], [50.0, 50, 90, 90], labels=[0, 0])], CATEGORIES, CLASSES)
     truth["annotations"][1]["iscrowd"] = 1

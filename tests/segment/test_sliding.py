@@ -37,6 +37,15 @@ def predict(model: nn.Module, seen: Tensor, how: Inference) -> Tensor:
     return torch.stack(found).mean(0)
 
 
+@pytest.mark.parametrize("size", [(240, 320), (100, 800), (683, 512), (31, 4000), (512, 2048)])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.75])
+def test_images_fit_into_short_and_long_and_touch_one_of_them(size: tuple[int, int], scale: float) -> None:
+    found = fit(size, 512, 2048, scale)
+    parts = min(found) / (512 * scale), max(found) / (2048 * scale)
+    assert max(parts) == pytest.approx(1, abs=0.01)
+    assert found[0] / found[1] == pytest.approx(size[0] / size[1], rel=0.1)  # sides are whole numbers
+
+
 def test_one_window_is_the_whole_image(model: nn.Module) -> None:
     for height, width in ((16, 16), (9, 16), (7, 5)):
         assert_close(slide(model, images(height, width), 16, 11), model(images(height, width)))
