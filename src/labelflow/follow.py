@@ -48,6 +48,7 @@ class Layer(NamedTuple):
 class PerThread(threading.local):
     """A value that every thread has to itself, None at first. Copies and pickles start with None, too."""
 
+    __slots__ = ()  # no __dict__ of its own: after a graph break, torch.compile would write there, for nobody to read
     value: Any
 
     def __init__(self) -> None:  # called once in each thread
