@@ -1,4 +1,4 @@
-"""The mutants of benchmarks/mutants.toml can be made: each names a piece of code that is there once, and a test file."""
+"""Every mutant of benchmarks/mutants.toml can be made: its old text is there exactly once, and its test exists."""
 
 import runpy
 from pathlib import Path
