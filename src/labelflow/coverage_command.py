@@ -53,4 +53,4 @@ def _run(name: str) -> models.Tried:
         return models.run(name)
     except Exception as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return models.Tried(name, math.inf, same_logits=False)
+        return models.Tried(name, math.inf, same_logits=False, locality=None)
