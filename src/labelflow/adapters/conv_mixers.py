@@ -30,7 +30,7 @@ def partial(module: fasternet.Partial_conv3, seen: Seen, labels: Labels) -> Labe
 register_average(
     convmixer.ConvMixer,
     path=lambda model: [model.stem[0], *(block[0] for block in model.blocks)],
-    pool=lambda model: model.pooling.pool_type,
+    pool=lambda model: (model.pooling if hasattr(model, "pooling") else model.global_pool).pool_type,
 )
 register_average(inception_next.MetaNeXt, path=staged)
 register_average(mambaout.MambaOut, path=staged, pool=lambda model: model.head.pool_type)
