@@ -90,7 +90,7 @@ def locality(model: nn.Module, size: tuple[int, int], channels: int = 3) -> Loca
 
 def _features(model: Any, images: Tensor, path: list[nn.Module]) -> list[tuple[Tensor, int]]:
     """Maps (B, C, h, w), each with the number of modules of the path that had run when it was there: where its sum
-    was last seen. One that is no module's output, such as a map of tokens behind a class token, may have seen them all."""
+    was last seen. One that is no module's output, such as a map of tokens behind a class token, may have seen all."""
     sums: dict[float, int] = {}
     done = int(model in path)  # as a whole
 
@@ -116,8 +116,8 @@ def _compare(grid: tuple[int, int], labels: Tensor, features: Tensor) -> Place:
     label = labels[1:].flatten(1)  # (P, h·w)
     change = (features[1:] - features[:1]).float().flatten(2).norm(dim=1)
     stray = (label * (change == 0)).sum(1) / label.sum(1)
-    centred = [one - one.mean(1, keepdim=True) for one in (label, change)]
-    agreement = torch.cosine_similarity(*centred, dim=1)
+    centred, moved = (one - one.mean(1, keepdim=True) for one in (label, change))
+    agreement = torch.cosine_similarity(centred, moved, dim=1)
     contrast = change.std(1) / change.mean(1)
     return Place(grid, stray.max().item(), agreement.mean().item(), contrast.mean().item())
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labelflow.robust.corruption_error import mce, relative_mce
     from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
     from labelflow.robust.hidden import PatchDrop, Shuffle
-    from labelflow.robust.models import FromPixels, load_models
+    from labelflow.robust.models import FromPixels, from_pixels, load_models, own_data
     from labelflow.robust.session import Session
     from labelflow.robust.sets import open_own
     from labelflow.robust.settings import Settings
@@ -33,9 +33,11 @@ __all__ = [
     "auto_attack",
     "calibration_error",
     "corrupt",
+    "from_pixels",
     "load_models",
     "mce",
     "open_own",
+    "own_data",
     "relative_mce",
     "reliability",
     "risk_area",
