@@ -46,10 +46,10 @@ def run(*args: object) -> int:
 
 def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     assert run(*args) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("labelflow: ")
-    assert told.count("\n") == 1
-    return told
+    message = capsys.readouterr().err
+    assert message.startswith("labelflow: ")
+    assert message.count("\n") == 1
+    return message
 
 
 def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,18 +61,18 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient) == 0
     printed = capsys.readouterr().out
     assert re.search(r"plain\s+tl_align", printed)
-    found = json.loads((tmp_path / "out" / "robust.json").read_text())["found"]
+    found = json.loads((tmp_path / "out" / "robust.json").read_text())["suites"]
     assert list(found) == ["clean", "corruptions", "occlusion", "salient", "shuffle", "calibration", "attack"]
     for name in ("plain", "tl_align"):
-        assert found["clean"]["results"]["top-1"][name] == pytest.approx(evaluate_run(runs / name)["top1"])
-        curve = found["occlusion"]["curves"]["Top-1 accuracy, %, with cells hidden"]["lines"][name]
-        assert curve[0] == [0.0, found["clean"]["results"]["top-1"][name]]
-        under = found["attack"]["results"]
-        clean = under["clean, of these images"][name]
+        assert found["clean"]["metrics"]["top-1"][name] == pytest.approx(evaluate_run(runs / name)["top1"])
+        curve = found["occlusion"]["curves"]["Top-1 accuracy, %, with random cells occluded"]["lines"][name]
+        assert curve[0] == [0.0, found["clean"]["metrics"]["top-1"][name]]
+        under = found["attack"]["metrics"]
+        clean = under["clean accuracy on these images"][name]
         assert under["autoattack, L∞ 24/255"][name] <= under["pgd(steps=5), L∞ 24/255"][name] < clean
         assert under["fgsm, L∞ 24/255"][name] < clean
         assert under["autoattack, L∞ 24/255"][name] <= min(under[f"{part}, L∞ 24/255"][name] for part in parts)
-        left = found["salient"]["curves"]["Top-1 accuracy, %, only the salient cells left"]["lines"][name]
+        left = found["salient"]["curves"]["Top-1 accuracy, %, only salient cells visible"]["lines"][name]
         assert left[-1] == [1.0, curve[0][1]]
         severities = found["corruptions"]["curves"]["Top-1 accuracy, %: fog"]["lines"][name]
         assert severities[0] == curve[0]
@@ -80,17 +80,17 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
         assert found["corruptions"]["details"]["fog"][name] == pytest.approx(mean)
     corrupted = found["corruptions"]
     assert set(corrupted["details"]) == {"gaussian_noise", "fog", "contrast", "saturate"}
-    assert "mean over 3 corruptions" in corrupted["results"]  # saturate is an extra
-    assert "mCE" not in corrupted["results"]  # which is ImageNet's
+    assert "mean top-1 over 3 corruptions" in corrupted["metrics"]  # saturate is an extra
+    assert "mCE" not in corrupted["metrics"]  # which needs ImageNet
     page = (tmp_path / "out" / "robust.html").read_text()
     assert not re.search(r"https?:|@import|<link|<script|url\(", page)
     assert page.count("<svg") == 19 + 4  # of each corruption, too
-    assert page.count("data:image/png") == 4 + 10 + 20 + 7  # what corruptions, hiding and shuffling look like
+    assert page.count("data:image/png") == 4 + 10 + 20 + 7  # of corruptions, occlusion and shuffling
     drawn = (tmp_path / "out" / "robust.svg").read_text()
     assert drawn.count("<svg") == 20
 
-    assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient, "--as-json") == 0  # from what is kept
-    assert json.loads(capsys.readouterr().out)["found"] == found
+    assert run(*models, "--out", tmp_path / "out", *few, *quick, *salient, "--as-json") == 0  # from the cache
+    assert json.loads(capsys.readouterr().out)["suites"] == found
 
 
 def test_own_folders_and_some_suites(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,20 +104,20 @@ def test_own_folders_and_some_suites(runs: Path, tmp_path: Path, capsys: pytest.
     few = ("--corruptions", "pixelate", "--attacks", "fgsm")
     assert run(runs / "plain", *own, *few, "--suite", "corruptions,attack", "--norm", "l2", "--as-json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found["found"]) == ["corruptions", "attack"]
-    assert "fgsm, L2 0.5" in found["found"]["attack"]["results"]
+    assert list(found["suites"]) == ["corruptions", "attack"]
+    assert "fgsm, L2 0.5" in found["suites"]["attack"]["metrics"]
     (tmp_path / "photos" / "unicorn").mkdir()
     Image.new("RGB", (32, 32)).save(tmp_path / "photos" / "unicorn" / "1.png")
     assert "classes are unknown to plain: unicorn; it knows 10, such as" in refused(capsys, runs / "plain", *own)
 
 
 def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With timm's names, the archives' folders, and mCE: a model that answers one class always."""
+    """With timm's names, the archives' folders, and mCE: a model that always predicts one class."""
     model = timm.create_model("test_vit", img_size=32)
     torch.nn.init.zeros_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
     with torch.no_grad():
-        model.head.bias[7] = 1.0  # which it always answers
+        model.head.bias[7] = 1.0  # its prediction
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     classes = imagenet_classes()
@@ -129,32 +129,35 @@ def test_imagenet_c_from_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]
                 )
                 path.parent.mkdir(parents=True)
                 Image.fromarray(pixels).save(path)
-    asked = (f"test_vit={tmp_path / 'weights.safetensors'}", "--image-size", 32, "--imagenet-c", tmp_path / "c")
-    assert run(*asked, "--out", tmp_path / "out", "--as-json") == 0
-    found = json.loads(capsys.readouterr().out)["found"]["corruptions"]
+    arguments = (f"test_vit={tmp_path / 'weights.safetensors'}", "--image-size", 32, "--imagenet-c", tmp_path / "c")
+    assert run(*arguments, "--out", tmp_path / "out", "--as-json") == 0
+    found = json.loads(capsys.readouterr().out)["suites"]["corruptions"]
     expected = sum(100 * (0.5 + 4) / (5 * error) for error in ALEXNET.values()) / 15
-    assert next(iter(found["results"]["mCE"].values())) == pytest.approx(expected)
-    assert "relative mCE" not in found["results"]  # there are no clean images
+    assert next(iter(found["metrics"]["mCE"].values())) == pytest.approx(expected)
+    assert "relative mCE" not in found["metrics"]  # there are no clean images
     for label in (0, 1):  # some other images are not the clean ones of these
         (tmp_path / "own" / classes[label]).mkdir(parents=True)
         Image.fromarray(pixels).save(tmp_path / "own" / classes[label] / "1.png")
     assert (
-        run(*asked, "--out", tmp_path / "out", "--data", tmp_path / "own", "--suite", "corruptions", "--as-json") == 0
+        run(*arguments, "--out", tmp_path / "out", "--data", tmp_path / "own", "--suite", "corruptions", "--as-json")
+        == 0
     )
-    assert json.loads(capsys.readouterr().out)["found"]["corruptions"]["results"] == found["results"]
-    for label in (3, 5, 7, 9):  # a quarter is answered rightly
+    assert json.loads(capsys.readouterr().out)["suites"]["corruptions"]["metrics"] == found["metrics"]
+    for label in (3, 5, 7, 9):  # a quarter is right
         (tmp_path / "clean" / classes[label]).mkdir(parents=True)
         Image.fromarray(pixels).save(tmp_path / "clean" / classes[label] / "1.png")
     for label in set(range(1000)) - {3, 5, 7, 9}:
         (tmp_path / "clean" / classes[label]).mkdir()
     clean = ("--data", tmp_path / "clean", "--suite", "corruptions", "--as-json")
-    assert run(*asked, "--out", tmp_path / "out", *clean) == 0
-    results = json.loads(capsys.readouterr().out)["found"]["corruptions"]["results"]
+    assert run(*arguments, "--out", tmp_path / "out", *clean) == 0
+    results = json.loads(capsys.readouterr().out)["suites"]["corruptions"]["metrics"]
     lost = [100 * (0.5 + 4 - 5 * 0.75) / (5 * (error - 0.4345)) for error in ALEXNET.values()]
     assert next(iter(results["relative mCE"].values())) == pytest.approx(sum(lost) / 15)
     (tmp_path / "c" / "other" / "fog" / "5").rename(tmp_path / "c" / "other" / "fog" / "six")
-    assert "fog has no folder 5" in refused(capsys, *asked)
-    assert "has no folder spatter; --corruptions chooses" in refused(capsys, *asked, "--corruptions", "spatter")
+    assert "fog has no folder 5" in refused(capsys, *arguments)
+    assert "has no folder spatter; choose corruptions that it has" in refused(
+        capsys, *arguments, "--corruptions", "spatter"
+    )
 
 
 def _damaged_frost(folder: Path) -> Path:
@@ -185,32 +188,38 @@ def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.
         (plain, "--attacks", "fsgm"): "did you mean fgsm",
         (plain, "--corruptions", "fogg"): "did you mean fog",
         (plain, "--data", tmp_path / "lost"): "there is no folder",
-        (plain, "--imagenet-a", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
-        (plain, "--imagenet-c", tmp_path): "plain has 10 classes of its own; ImageNet's sets need",
-        (plain, plain): "comes twice",
+        (plain, "--imagenet-a", tmp_path): "plain has 10 classes of its own; this data set needs",
+        (plain, "--imagenet-c", tmp_path): "plain has 10 classes of its own; this data set needs",
+        (plain, plain): "duplicate model in",
         (tmp_path / "no" / "run",): "is not a run: there is no such folder",
         ("test_vit=nothing.pth",): "there is no checkpoint nothing.pth",
-        (plain, "--occlusion-grid", 33): "--occlusion-grid can't be more",
+        (plain, "--occlusion-grid", 33): "--occlusion-grid must be at most 32, the image size of plain",
         (plain, "--samples", -1): "--samples must be at least 0",
         (plain, "--frost", tmp_path): "lacks frost1.png",
         (plain, "--attacks", "pgd(step=3)"): "its settings are: steps, restarts",
         (plain, "--attacks", "autoattack(steps=3)"): "autoattack takes no settings; its parts do: apgd_ce",
         (plain, "--radii", 1, 0): "labelflow: --radii must be above 0, not 1 0",
         (plain, "--batch", -5): "--batch must be at least 0",
-        (plain, "--suite", "clean", "--imagenet-a", tmp_path): "--imagenet-a is for the suite natural, which --suite",
-        (plain, "--suite", "natural"): "needs a folder at least of: --imagenet-v2",
-        (plain, f"{plain}/../plain"): "comes twice",
+        (
+            plain,
+            "--suite",
+            "clean",
+            "--imagenet-a",
+            tmp_path,
+        ): "--imagenet-a is an option of the natural suite, which --suite",
+        (plain, "--suite", "natural"): "needs at least one of --imagenet-v2",
+        (plain, f"{plain}/../plain"): "duplicate model in",
         ("test_vitt",): "there are test_vit",
         (plain, "--salient", tmp_path / "no" / "run"): "is not a run: there is no such folder",
         (plain, "--frost", _damaged_frost(tmp_path / "frost")): "frost2.png is no image that can be read",
-        (plain, "--data", _one_class(tmp_path / "one")): "an attack needs two classes or more",
-        (plain, "--data", _latin(tmp_path / "latin")): "labels.csv is not in UTF-8",
+        (plain, "--data", _one_class(tmp_path / "one")): "attacks need at least two classes",
+        (plain, "--data", _latin(tmp_path / "latin")): "labels.csv is not UTF-8",
     }
-    for asked, told in cases.items():
-        assert told in refused(capsys, *asked, *out), asked
+    for arguments, message in cases.items():
+        assert message in refused(capsys, *arguments, *out), arguments
     assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
-    assert "nothing can be written to --out" in refused(capsys, plain, "--out", tmp_path / "file")
+    assert "cannot write to --out" in refused(capsys, plain, "--out", tmp_path / "file")
 
 
 def test_two_classes_have_their_own_attacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,11 +229,11 @@ def test_two_classes_have_their_own_attacks(tmp_path: Path, capsys: pytest.Captu
         (tmp_path / "pets" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32), "red" if name == "cat" else "blue").save(tmp_path / "pets" / name / "1.png")
     weights = tmp_path / "weights.safetensors"
-    asked = (f"test_vit={weights}", "--image-size", 32, "--data", tmp_path / "pets", "--out", tmp_path / "out")
-    assert run(*asked, "--suite", "clean,attack", "--radii", 64) == 0
+    arguments = (f"test_vit={weights}", "--image-size", 32, "--data", tmp_path / "pets", "--out", tmp_path / "out")
+    assert run(*arguments, "--suite", "clean,attack", "--radii", 64) == 0
     printed = capsys.readouterr().out
     assert "autoattack: 2 classes: without apgd_t" in printed
-    assert "the DLR loss needs 3 classes or more, there are 2" in refused(capsys, *asked, "--attacks", "apgd_dlr")
+    assert "the DLR loss needs 3 classes or more, there are 2" in refused(capsys, *arguments, "--attacks", "apgd_dlr")
 
 
 def test_a_runs_own_folder_may_be_written_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "EXTRA",
     "GROUPS",
     "IMAGENET_C",
+    "SMALLEST",
     "STYLES",
     "check_installed",
     "corrupt",
