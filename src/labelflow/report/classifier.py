@@ -59,11 +59,11 @@ def classifier_page(run: Run) -> str:
 
 def _look(name: str, classifier: Classifier) -> str:
     """A figure of the papers, or why there is none."""
-    from labelflow.figures import FIGURES, Asked, styled  # which brings matplotlib
+    from labelflow.figures import FIGURES, FigureRequest, styled  # which brings matplotlib
 
     count, about = LOOKS[name]
     try:
-        data = FIGURES[name].compute(Asked((classifier,), count=count))
+        data = FIGURES[name].compute(FigureRequest((classifier,), count=count))
     except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
         return (
             f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
@@ -71,10 +71,10 @@ def _look(name: str, classifier: Classifier) -> str:
     with styled():
         drawn = io.BytesIO()
         FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
-    told = escape(FIGURES[name].told(data))
+    summary = escape(FIGURES[name].summary(data))
     return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
-<img src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}" alt="{told}" class="figure">
-<pre>{told}</pre></section>"""
+<img src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}" alt="{summary}" class="figure">
+<pre>{summary}</pre></section>"""
 
 
 def _dense_labels(data: Data) -> str:
