@@ -15,7 +15,7 @@ from torch import Tensor
 from labelflow.analysis.images import evaluation_data
 from labelflow.classifier import RANDOM, Classifier, load
 from labelflow.data import Data
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 
 MAX_IMAGES = 512  # of files, unless --count chooses some of them
 MAX_DRAWN = 16  # images that are drawn, where each takes a row or a column
@@ -120,10 +120,10 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = [out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "json")]
     for path in paths[:2]:
-        with styled(), whole_file(path) as draft, open(draft, "wb") as file:
+        with styled(), atomic_write(path) as draft, open(draft, "wb") as file:
             metadata = {"Date": None} if path.suffix == ".svg" else {}
             figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
-    with whole_file(paths[2]) as draft:
+    with atomic_write(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
     return paths
