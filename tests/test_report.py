@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.analysis import line_chart, mixed_samples
+from labelflow.analysis import mixed_samples
 from labelflow.classifier import load
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
 from labelflow.figures import FigureRequest, ratio
+from labelflow.html import line_chart
 from labelflow.report import write_report
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.recipe import read_recipe
