@@ -2,7 +2,7 @@
 
 >>> from labelflow.figures import FIGURES
 >>> from labelflow.figures.base import FigureRequest
->>> data = FIGURES["mixtoken"].compute(FigureRequest(("vit_tiny_patch16_224(depth=1)",)))
+>>> data = FIGURES["mixtoken"].compute(FigureRequest(("vit_tiny_patch16_224(depth=1)=random",)))
 >>> figure = FIGURES["mixtoken"].draw(data)
 """
 
