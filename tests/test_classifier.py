@@ -167,7 +167,7 @@ class TestRuns:
     def test_without_weights_or_of_another_task(self, run: Path, tmp_path: Path) -> None:
         for name in ("model.json", "recipe.json"):
             (tmp_path / name).write_bytes((run / name).read_bytes())
-        with pytest.raises(ValueError, match="has no weights yet; they come with its first checkpoint"):
+        with pytest.raises(ValueError, match="has no weights yet; they are written with the first checkpoint"):
             load(tmp_path)
         card = {"task": "segment", "model": "vit", "classes": ["a"]}
         (tmp_path / "model.json").write_text(json.dumps(card))

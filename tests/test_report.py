@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.analysis import line_chart, mixed_samples
+from labelflow.analysis import mixed_samples
 from labelflow.classifier import load
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
-from labelflow.figures import Asked, ratio
+from labelflow.figures import FigureRequest, ratio
+from labelflow.html import line_chart
 from labelflow.report import write_report
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.recipe import read_recipe
@@ -53,7 +54,7 @@ def test_one_page_says_it_all(folder: Path) -> None:
 def test_the_figures_that_fit_are_there(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     assert re.findall(r"<h2>(Ratio|Presence|Relevance)</h2>", page) == ["Ratio", "Presence", "Relevance"]
-    data = ratio.compute(Asked((str(folder),), count=16))
+    data = ratio.compute(FigureRequest((str(folder),), count=16))
     assert f"{data.distance['TL-Align']:.3f}" in page.split("<h2>Ratio")[1].split("</pre>")[0]
 
 

@@ -8,30 +8,9 @@ from pathlib import Path
 import labelflow
 from labelflow.adapters import FAMILIES
 from labelflow.adapters.registry import UNAVAILABLE
+from labelflow.layers import LAYERS
 
 ROOT = Path(labelflow.__file__).parent
-# From the bottom up: a module may import what stands before it, and its own folder.
-LAYERS = [
-    *(
-        "lazy",
-        "process",
-        "arguments",
-        "spec",
-        "chance",
-        "tokens",
-        "mix",
-        "flow",
-        "loss",
-        "sparse",
-        "models",
-        "adapters",
-        "follow",
-        "align",
-    ),
-    *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
-    *("analysis", "figures", "report", "recipes", "compare"),
-    *("robust", "study", "explore", "commands", "cli", "__main__"),
-]
 
 
 def imported(path: Path) -> set[str]:

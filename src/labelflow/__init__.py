@@ -7,6 +7,7 @@ from labelflow.lazy import exports
 if TYPE_CHECKING:
     from labelflow import adapters, flow, mixers, models, tokens
     from labelflow.align import Aligned, Output, Student
+    from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
     from labelflow.loss import Term, soft_labels, total
     from labelflow.mix import Mix
@@ -35,6 +36,7 @@ __all__ = [
     "AttentiveCutMix",
     "BlockPatches",
     "Choose",
+    "Classifier",
     "CutMix",
     "Flow",
     "Layer",
@@ -54,6 +56,7 @@ __all__ = [
     "TokenMix",
     "adapters",
     "flow",
+    "load",
     "mixers",
     "models",
     "soft_labels",

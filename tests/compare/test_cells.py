@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Generator, Tensor
 
+import labelflow
 from labelflow.compare import make_cells
 from labelflow.compare.cells import Cell, code_version, run_cell
 from labelflow.compare.speed import measure_speeds
@@ -75,18 +77,34 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
     assert key("there") != before
 
 
-def test_code_that_only_shows_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"__init__.py": "", "mix.py": "a", "compare/page.py": "b", "cli.py": "c", "commands/labels.py": "d"}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr("labelflow.__file__", str(tmp_path / "__init__.py"))
-    before = code_version()
-    for name in ("compare/page.py", "cli.py", "commands/labels.py"):
-        (tmp_path / name).write_text("changed")
-    assert code_version() == before
-    (tmp_path / "mix.py").write_text("changed")
-    assert code_version() != before
+def test_only_code_that_computes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comment in a page, a command or a robustness suite does not make finished cells be trained again."""
+    root = Path(labelflow.__file__).parent
+    copied = copytree(root, tmp_path / "labelflow", ignore=ignore_patterns("__pycache__"))
+    monkeypatch.setattr("labelflow.__file__", str(copied / "__init__.py"))
+    code = code_version()
+
+    def comment(name: str) -> str:
+        with open(copied / name, "a") as file:
+            file.write("# a comment\n")
+        return code_version()
+
+    for name in ("robust/__init__.py", "report/page.py", "html/document.py", "compare/page.py", "recipes/base.py"):
+        assert comment(name) == code
+    for name in ("study/plan.py", "figures/base.py", "explore/server.py", "commands/labels.py", "cli.py"):
+        assert comment(name) == code
+    for name in (
+        "mix.py",
+        "adapters/vit.py",
+        "targets/transmix.py",
+        "data/views.py",
+        "engine/loop.py",
+        "labels/store.py",
+    ):
+        assert comment(name) != code
+        code = code_version()
+    (copied / "mixers" / "new.py").write_text("")
+    assert code_version() != code
 
 
 def test_a_cell_is_a_run_and_a_small_file(tmp_path: Path) -> None:

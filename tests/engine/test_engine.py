@@ -189,7 +189,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.RLIMIT_FSIZE, (20_000, hard)
     )  # no file may grow beyond: writing fails as on a full disk
     try:
-        with pytest.raises(OSError, match="what was saved before is kept"):
+        with pytest.raises(OSError, match="earlier checkpoints are kept"):
             train_run(longer.change(epochs=3), run, resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -212,7 +212,7 @@ def test_asked_to_stop_a_run_saves_and_can_be_resumed(tmp_path: Path, asked: sig
         os.kill(os.getpid(), asked)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted, match="and saved"):
+    with pytest.raises(Interrupted, match="checkpoint saved"):
         train_run(recipe, tmp_path / "stopped", resume=False)
     train_run(recipe, tmp_path / "stopped", resume=True)
     train_run(recipe, tmp_path / "alone", resume=False)
@@ -222,7 +222,7 @@ def test_asked_to_stop_a_run_saves_and_can_be_resumed(tmp_path: Path, asked: sig
 
 def test_fsdp_that_is_not_active_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="FSDP was asked for but is not active"):
+    with pytest.raises(ValueError, match="FSDP was requested but is not active"):
         train_run(TINY, tmp_path / "run", resume=False)
     assert not (tmp_path / "run").exists()
 

@@ -146,18 +146,18 @@ def test_every_parameter_is_in_one_group() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": (0.9, 0.5)}, "each greater than the last"),
-        ({"steps": (0.5, 1.0)}, "parts of a run"),
-        ({"steps": (0.0,)}, "parts of a run"),
-        ({"updates": -1}, "updates must be a number from 0 on"),
-        ({"warmup_updates": -1}, "warmup_updates must be a number from 0 on"),
-        ({"updates": 10}, "not in 300 epochs and 10 updates; set --updates 0, or --epochs 0"),
-        ({"updates": 10, "epochs": 0, "cooldown_epochs": 2}, "not in 2 epochs and 10 updates"),
+        ({"steps": (0.9, 0.5)}, "increasing fractions of the run"),
+        ({"steps": (0.5, 1.0)}, "fractions of the run"),
+        ({"steps": (0.0,)}, "fractions of the run"),
+        ({"updates": -1}, "updates must be ≥ 0"),
+        ({"warmup_updates": -1}, "warmup_updates must be ≥ 0"),
+        ({"updates": 10}, "not as 300 epochs and 10 updates; set --updates 0, or --epochs 0"),
+        ({"updates": 10, "epochs": 0, "cooldown_epochs": 2}, "not as 2 epochs and 10 updates"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"warmup_updates": 10}, "set --warmup-epochs or --warmup-updates to 0"),
         ({"epochs": 0, "updates": 10, "warmup_epochs": 0, "schedule_step": "epoch"}, "--schedule-step update"),
         ({"warmup_epochs": 0, "warmup_updates": 10, "schedule_step": "epoch"}, "--schedule-step update"),
-        ({"epochs": 8, "warmup_epochs": 8}, r"less than epochs \(8\); choose --warmup-epochs 2"),
+        ({"epochs": 8, "warmup_epochs": 8}, r"less than epochs \(8\); try --warmup-epochs 2"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -167,5 +167,5 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("settings", [{"updates": 8, "warmup_updates": 8}, {"updates": 8, "warmup_epochs": 2}])
 def test_a_warm_up_as_long_as_the_run_is_refused_where_its_length_is_known(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"warm-up of 8 updates .* choose --warmup-updates 2 --warmup-epochs 0"):
+    with pytest.raises(ValueError, match=r"warm-up of 8 updates .* try --warmup-updates 2 --warmup-epochs 0"):
         rates(4, **{"warmup_epochs": 0, **settings})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_a_model_that_fails_is_told(
 
 def test_nothing_is_written(client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where tempfile, and so starlette, would write
     key = client.post("/images", content=png(600)).json()["id"]
     client.post("/answer", json={**QUESTION, "own": key})
     assert not list(tmp_path.rglob("*"))

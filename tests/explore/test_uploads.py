@@ -3,6 +3,7 @@
 import contextlib
 import io
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -152,6 +153,6 @@ def test_the_latest_uploads_are_kept_and_examples_stay(monkeypatch: pytest.Monke
 
 def test_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where tempfile, and so starlette, would write
     Shelf([]).add(decode(saved(plain())))
     assert not list(tmp_path.rglob("*"))

@@ -21,7 +21,18 @@ from labelflow.cli import main
 from labelflow.commands.figure import split
 from labelflow.data import open_source
 from labelflow.engine.run import Run
-from labelflow.figures import FIGURES, Asked, aligned, annotators, dense, mixtoken, ratio, relevance, rmse
+from labelflow.figures import (
+    FIGURES,
+    FigureRequest,
+    aligned,
+    annotators,
+    dense,
+    mixing,
+    mixtoken,
+    ratio,
+    relevance,
+    rmse,
+)
 from labelflow.figures.base import as_json
 from labelflow.labels import Store
 from labelflow.recipes import find
@@ -73,37 +84,72 @@ ON_MODELS = ["rmse", "ratio", "presence", "aligned", "mixing", "dense", "mixtoke
 
 @pytest.mark.parametrize("name", ON_MODELS)
 def test_each_figure_from_the_command(
-    name: str, runs: Path, photos: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    runs: Path,
+    photos: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a run, and of a model with one's own images."""
-    asked = {"model": [MODEL, *map(str, photos)], "run": [str(runs / "vit"), "--count", "2"]}
+    """Of a run, and of a model with one's own images: what was asked for is computed, drawn, saved and summed up."""
+    requests, results = [], []
+    compute = FIGURES[name].compute
+
+    def recorded(request: FigureRequest) -> object:
+        requests.append(request)
+        results.append(compute(request))
+        return results[-1]
+
+    monkeypatch.setattr(FIGURES[name], "compute", recorded)
+    cases = {"model": [MODEL, *map(str, photos)], "run": [str(runs / "vit"), "--count", "2"]}
     if name == "mixing":  # which takes a while: once
-        asked.pop("run")
-    for stem, arguments in asked.items():
+        cases.pop("run")
+    for stem, arguments in cases.items():
         assert main(["figure", name, *arguments, "--out", str(tmp_path / stem)]) == 0
-        assert f"look at it     {tmp_path / stem}.png" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert printed.startswith(FIGURES[name].summary(results[-1]))
+        assert f"look at it     {tmp_path / stem}.png" in printed
         with Image.open(tmp_path / f"{stem}.png") as picture:
             assert min(picture.size) > 200
+            assert len(picture.convert("RGB").getcolors(2**24)) > 50  # not blank
         assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
-        assert json.loads((tmp_path / f"{stem}.json").read_text())
+        assert json.loads((tmp_path / f"{stem}.json").read_text()) == as_json(results[-1])
+    shown = [(request.models, request.files, request.count) for request in requests]
+    assert shown == [((MODEL,), tuple(photos), 0), ((str(runs / "vit"),), (), 2)][: len(cases)]
 
 
 @pytest.mark.parametrize("name", ["accuracy", "participation", "annotators"])
 def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = [str(runs / "lvvit")] if name != "accuracy" else [str(runs / "vit"), str(runs / "lvvit")]
-    assert main(["figure", name, *chosen, "--out", str(tmp_path / name)]) == 0
-    assert "lvvit" in capsys.readouterr().out
+    """What each run reached, over what the figure says."""
+    chosen = ["lvvit"] if name != "accuracy" else ["vit", "lvvit"]
+    assert main(["figure", name, *(str(runs / run) for run in chosen), "--out", str(tmp_path / name)]) == 0
+    printed = capsys.readouterr().out
     rows = json.loads((tmp_path / f"{name}.json").read_text())["runs"]
-    metrics = [json.loads(line) for line in (runs / "lvvit" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["top1"] == pytest.approx(metrics[-1]["top1"])
-    if name == "participation":
-        assert rows[-1]["value"] == 50
-    if name == "annotators":
-        assert 0 <= rows[-1]["value"] <= 100
+    assert [row["run"] for row in rows] == chosen
+    for row in rows:
+        assert row["run"] in printed
+        assert row["top1"] == pytest.approx(Run(runs / row["run"]).metrics()[-1]["top1"])
+    recipe = read_recipe(Run(runs / "lvvit"))
+    expected = {
+        "accuracy": sum(weight.numel() for weight in load(runs / "lvvit").model.parameters()) / 1e6,
+        "participation": 50.0,  # of the fixture's recipe
+        "annotators": 100 * annotators.annotator_accuracy(Store(recipe.data.labels), recipe.data),
+    }
+    assert rows[-1]["value"] == pytest.approx(expected[name], abs=1e-4)
 
 
-def drawn(name: str, *classifiers: str, **asked: object) -> Figure:
-    return FIGURES[name].draw(FIGURES[name].compute(Asked(classifiers, **asked)))
+def test_a_mixer_that_cannot_be_shown_is_named(monkeypatch: pytest.MonkeyPatch, photos: list[Path]) -> None:
+    mixers = {"CutMix": "cutmix(alpha=1.0)", "Attentive-CutMix": "attentive_cutmix(model='none_such')"}
+    monkeypatch.setattr(mixing, "strategies", lambda patch: mixers)
+    data = mixing.compute(FigureRequest((MODEL,), tuple(photos)))
+    assert list(data.area) == ["CutMix"]
+    assert len(data.pictures) == 3
+    assert "none_such" in data.skipped["Attentive-CutMix"]
+    assert mixing.summary(data).splitlines()[-1] == f"skipped Attentive-CutMix: {data.skipped['Attentive-CutMix']}"
+
+
+def drawn(name: str, *classifiers: str, **options: object) -> Figure:
+    return FIGURES[name].draw(FIGURES[name].compute(FigureRequest(classifiers, **options)))
 
 
 def test_everything_is_drawn(runs: Path) -> None:
@@ -123,7 +169,7 @@ def test_everything_is_drawn(runs: Path) -> None:
 
 
 def test_presence_quantiles(runs: Path) -> None:
-    row = FIGURES["presence"].compute(Asked((str(runs / "vit"),), count=2)).rows[0]
+    row = FIGURES["presence"].compute(FigureRequest((str(runs / "vit"),), count=2)).rows[0]
     classifier = load(runs / "vit")
     found = presence(classifier.model, torch.stack([seen.image for seen in images_of(classifier, 2)]))
     for layer, direct in zip(row.layers, found, strict=True):
@@ -150,7 +196,7 @@ def test_an_annotator_is_right_as_often_as_it_says_the_class(runs: Path) -> None
 def test_the_average_is_followed_over_training(runs: Path, tmp_path: Path) -> None:
     recipe = read_recipe(Run(runs / "vit"))
     train_run(recipe.change(ema=0.5), tmp_path / "ema", resume=False)
-    row = rmse.compute(Asked((str(tmp_path / "ema"),), count=12, weights="last")).rows[0]
+    row = rmse.compute(FigureRequest((str(tmp_path / "ema"),), count=12, weights="last")).rows[0]
     assert row.training[-1][1] == pytest.approx(row.now.tl_align, abs=1e-6)
 
 
@@ -159,8 +205,8 @@ def test_several_models_see_the_same_images(runs: Path, tmp_path: Path) -> None:
     own = read_recipe(Run(runs / "lvvit")).change(source="world(val=7, seed=3)")
     run = Run(copytree(runs / "lvvit", tmp_path / "lvvit"))
     run.write("recipe.json", run.read("recipe.json") | {"data": asdict(own.data)})
-    data = relevance.compute(Asked((str(runs / "vit"), str(run.folder)), count=3))
-    alone = relevance.compute(Asked((str(runs / "lvvit"),), count=3))
+    data = relevance.compute(FigureRequest((str(runs / "vit"), str(run.folder)), count=3))
+    alone = relevance.compute(FigureRequest((str(runs / "lvvit"),), count=3))
     for row, same in zip(data.rows, alone.rows, strict=True):
         torch.testing.assert_close(row.maps["lvvit"][0].values, same.maps["lvvit"][0].values)
 
@@ -177,12 +223,12 @@ def test_an_ending_is_not_written_twice(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
-    asked = Asked((MODEL,), tuple(photos * 4), count=3)
-    assert asked.images(4) == (3, tuple(photos * 4)[:3])
-    assert asked.images(4, of_each=2) == (3, tuple(photos * 4)[:6])
-    assert Asked((MODEL,), tuple(photos)).images(4) == (2, tuple(photos))
+    request = FigureRequest((MODEL,), tuple(photos * 4), count=3)
+    assert request.images(4) == (3, tuple(photos * 4)[:3])
+    assert request.images(4, of_each=2) == (3, tuple(photos * 4)[:6])
+    assert FigureRequest((MODEL,), tuple(photos)).images(4) == (2, tuple(photos))
     with pytest.raises(ValueError, match="600 images are too many"):
-        Asked((MODEL,), tuple(photos * 300)).images(4)
+        FigureRequest((MODEL,), tuple(photos * 300)).images(4)
 
 
 def test_every_figure_has_its_place_in_the_documentation() -> None:
@@ -195,7 +241,7 @@ def test_every_figure_has_its_place_in_the_documentation() -> None:
 
 
 def test_rmse_is_that_of_the_targets(runs: Path) -> None:
-    data = rmse.compute(Asked((str(runs / "vit"),), count=12))
+    data = rmse.compute(FigureRequest((str(runs / "vit"),), count=12))
     classifier = load(runs / "vit")
     images = torch.stack([seen.image for seen in images_of(classifier, 12)])
     mix = lf.CutMix(alpha=1.0, per_sample=True)(images, generator=rmse.generator(0, 0))
@@ -210,13 +256,13 @@ def test_rmse_is_that_of_the_targets(runs: Path) -> None:
 
 
 def test_ratio_distances_by_hand(runs: Path) -> None:
-    data = ratio.compute(Asked((str(runs / "vit"),), count=3))
+    data = ratio.compute(FigureRequest((str(runs / "vit"),), count=3))
     classifier = load(runs / "vit")
     gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
     truths: list[float] = []
     for number, pair in enumerate(pairs_of(classifier, 3)):
-        mixing = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
-        mix = ratio.draw_mix(classifier, pair, mixing, number, draws=1)
+        mixer = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
+        mix = ratio.draw_mix(classifier, pair, mixer, number, draws=1)
         for layer in layer_ratios(classifier.model, torch.stack([seen.image for seen in pair]), mix):
             similarity = float(layer.similarity[0])
             gaps["CutMix"].append(float(mix.lam[0]) - similarity)
@@ -233,7 +279,7 @@ def test_ratio_distances_by_hand(runs: Path) -> None:
 
 
 def test_photographs_have_no_truth(photos: list[Path]) -> None:
-    assert ratio.compute(Asked((MODEL,), tuple(photos))).truth_distance == {}
+    assert ratio.compute(FigureRequest((MODEL,), tuple(photos))).truth_distance == {}
 
 
 def test_the_world_knows_where_objects_are() -> None:
@@ -244,7 +290,7 @@ def test_the_world_knows_where_objects_are() -> None:
 
 
 def test_aligned_shows_every_layer(runs: Path) -> None:
-    data = aligned.compute(Asked((str(runs / "vit"),), count=2))
+    data = aligned.compute(FigureRequest((str(runs / "vit"),), count=2))
     for row in data.rows:
         assert list(row.layers) == ["blocks.0", "blocks.1"]
         assert row.before.mean() == pytest.approx(row.area, abs=1e-5)
@@ -252,7 +298,7 @@ def test_aligned_shows_every_layer(runs: Path) -> None:
 
 
 def test_dense_labels_are_the_likeliest_classes(runs: Path) -> None:
-    row = dense.compute(Asked((str(runs / "lvvit"),), count=1)).rows[0]
+    row = dense.compute(FigureRequest((str(runs / "lvvit"),), count=1)).rows[0]
     classifier = load(runs / "lvvit")
     _, logits = classifier.model.dense_logits(images_of(classifier, 1)[0].image[None])
     assert row.classes[1][2] == classifier.classes[int(logits[0, 6].argmax())]
@@ -261,14 +307,14 @@ def test_dense_labels_are_the_likeliest_classes(runs: Path) -> None:
 
 def test_torn_patches() -> None:
     assert mixtoken.torn(torch.tensor([[0.0, 0.5], [1.0, 0.99]])).tolist() == [[False, True], [False, True]]
-    data = mixtoken.compute(Asked((MODEL,)))
+    data = mixtoken.compute(FigureRequest((MODEL,)))
     assert not mixtoken.torn(data.share["MixToken"]).any()
     assert mixtoken.torn(data.share["CutMix"]).any()
 
 
 def test_relevance_says_how_much_lies_on_the_object(runs: Path) -> None:
-    asked = Asked((str(runs / "vit"), str(runs / "lvvit")), count=1, top=10)
-    data = relevance.compute(asked)
+    request = FigureRequest((str(runs / "vit"), str(runs / "lvvit")), count=1, top=10)
+    data = relevance.compute(request)
     assert data.models == ["vit", "lvvit"]
     row = data.rows[0]
     assert [one.name for one in row.maps["vit"]] != sorted(one.name for one in row.maps["vit"])
@@ -277,7 +323,7 @@ def test_relevance_says_how_much_lies_on_the_object(runs: Path) -> None:
     assert 0 <= known.inside <= 1
     values, mask = torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True, False, True]])
     assert relevance._inside(values, mask) == pytest.approx((1 + 1.5) / 4)
-    gradient = relevance.compute(replace(asked, method="gradient", count=1))
+    gradient = relevance.compute(replace(request, method="gradient", count=1))
     assert not torch.allclose(gradient.rows[0].maps["vit"][0].values, row.maps["vit"][0].values)
 
 
@@ -295,8 +341,8 @@ def test_data_as_json() -> None:
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["figure"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in FIGURES)
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in FIGURES)
 
 
 def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> None:
@@ -308,9 +354,9 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
     ("arguments", "message"),
     [
         (["ratios"], "did you mean ratio"),
-        (["ratio"], "wants one run or model, not 0"),
-        (["rmse"], "wants 1 to 12 runs or models, not 0"),
-        (["dense", MODEL, "--count", "-1"], "must be at least 0, not -1"),
+        (["ratio"], "needs one run or model, not 0"),
+        (["rmse"], "needs 1 to 12 runs or models, not 0"),
+        (["dense", MODEL, "--count", "-1"], "must be ≥ 0, not -1"),
         (["aligned", MODEL, "a.jpg", "b.jpg", "c.jpg"], "images come in pairs"),
         (["dense", "vit_tiny_patch16_224(img_size=(32, 64))=random"], "does not take square colour images"),
         (["dense", "vit_tiny_patch16_224(in_chans=1)=random"], "does not take square colour images"),
@@ -319,7 +365,7 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
         (["ratio", "runs/nowhere"], "runs/nowhere is not a run: there is no such folder"),
         (["ratio", MODEL, __file__], "is not an image"),
         (["dense", "deit_tinny"], "timm has no model 'deit_tinny'"),
-        (["accuracy"], "give their folders"),
+        (["accuracy"], "name their folders"),
         (["accuracy", "deit_tiny_patch16_224"], "is not a run"),
         (["relevance", MODEL, "--top", "0"], "must be at least 1"),
         (["relevance", MODEL, MODEL], "each model may come once"),

@@ -1,6 +1,5 @@
 """What a model does to tokens and labels, as numbers and maps."""
 
-from labelflow.analysis.curves import line_chart
 from labelflow.analysis.presence import Presence, presence
 from labelflow.analysis.ratio import LayerRatio, layer_ratios, method_ratios, similarity_ratio
 from labelflow.analysis.relevance import relevance, upsampled
@@ -14,7 +13,6 @@ __all__ = [
     "Sample",
     "alignment_rmse",
     "layer_ratios",
-    "line_chart",
     "method_ratios",
     "mixed_samples",
     "presence",

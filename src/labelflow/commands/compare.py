@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional
 
 from labelflow.arguments import parse_arguments
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 from labelflow.process import is_launched, is_main_process
 from labelflow.recipes import find
 from labelflow.recipes.methods import METHODS, Method, find_method
@@ -179,7 +179,7 @@ def _speeds(options: Compare, cells: "list[Cell]") -> dict[str, float]:
                 except torch.OutOfMemoryError:
                     progress.say("not all methods fit into the memory at once: the table is without their speeds")
                     return {}
-            with whole_file(path) as draft:
+            with atomic_write(path) as draft:
                 draft.write_text(json.dumps({name: asdict(one) for name, one in speeds.items()}, indent=1) + "\n")
     return {name: speed["ratio"] for name, speed in json.loads(path.read_text()).items()}
 
@@ -214,6 +214,6 @@ def _show(name: str, options: Compare, table: "list[Row]", results: "list[Result
     with FileLock(options.out / ".lock"):
         write_page(options.out / "compare.html", f"{name}: {len(table)} methods", facts, table)
         write_svg(options.out / "compare.svg", table)
-        with whole_file(options.out / "compare.md") as draft:
+        with atomic_write(options.out / "compare.md") as draft:
             draft.write_text(markdown(table))
     print(f"\n  look at it     {options.out / 'compare.html'}")

@@ -46,15 +46,15 @@ def figure(
         print("\nlabelflow figure --help tells more.")
         return
     known(name, FIGURES, "figure")
-    from labelflow.figures import Asked, save, styled  # matplotlib is for those who draw
+    from labelflow.figures import FigureRequest, save, styled  # matplotlib is for those who draw
 
     models, files = split(what)
-    asked = Asked(models, files, weights, count, mixer, annotator, data, top, method, track)
+    request = FigureRequest(models, files, weights, count, mixer, annotator, data, top, method, track)
     drawing = FIGURES[name]
-    result = drawing.compute(asked)
+    result = drawing.compute(request)
     with styled():
         paths = save(drawing.draw(result), result, _stem(out or Path("figures") / name))
-    print(drawing.told(result))
+    print(drawing.summary(result))
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
 

@@ -68,7 +68,8 @@ def report_study(
         claims: Only these.
         page: A Markdown file; what is below its line <!-- verdicts --> is written anew. The plot is put beside it.
     """
-    from labelflow.study.page import forest, markdown, row, write
+    from labelflow.html import save
+    from labelflow.study.page import forest, markdown, row
     from labelflow.study.plan import read_plan
     from labelflow.study.queue import read_cells
     from labelflow.study.verdicts import decide
@@ -90,5 +91,5 @@ def report_study(
             raise ValueError(f"{page} has no line {mark} below which the table could be written")
         plot = page.with_name(f"{page.stem}.svg")
         image = f"![Every claim, its interval and verdict]({plot.name})"
-        write(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))
-        write(plot, forest(verdicts))
+        save(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))
+        save(plot, forest(verdicts))

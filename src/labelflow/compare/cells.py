@@ -6,7 +6,6 @@ OUT/runs/METHOD-SEED-KEY/        its run
 
 import hashlib
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +21,9 @@ import torchvision
 import labelflow
 from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
-from labelflow.engine.run import Run, whole_file
+from labelflow.engine.run import Run, atomic_write
 from labelflow.labels import Store
+from labelflow.layers import is_compute
 from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
@@ -38,8 +38,6 @@ Finish = Callable[
 ]  # from a cell, the folder of its run and its result to a fuller result
 # Where things lie; what lies there is part of a key by its content.
 PLACES = {"source", "root", "labels", "init"}
-# What only shows, names or compares results: it changes nothing that a run computes.
-SHOWING = re.compile(r"(analysis|figures|explore|recipes|compare|study|commands)/|(cli|__main__|report)\.py$")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
     text = json.dumps(result, indent=1) + "\n"
     if is_main_process():
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(cell.file(out)) as path:
+        with atomic_write(cell.file(out)) as path:
             path.write_text(text)
     return json.loads(text)
 
@@ -193,10 +191,10 @@ def init_digest(init: str) -> str:
 
 
 def code_version() -> str:
-    """labelflow's version, and a digest of the code that decides what a run computes."""
+    """labelflow's version, and a digest of torch's, torchvision's, timm's and the code that decides a run's numbers."""
     root = Path(labelflow.__file__).parent
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    code = [f"{name}\n{(root / name).read_text()}" for name in files if not SHOWING.match(name)]
+    code = [f"{name}\n{(root / name).read_text()}" for name in files if is_compute(name)]
     versions = f"{torch.__version__} {torchvision.__version__} {timm.__version__}"
     return f"{labelflow.__version__}+{_digest(versions + ''.join(code))}"
 

@@ -1,7 +1,7 @@
-"""Checkpoints: what a run needs to go on, bit for bit. Nothing in them is executed when they are loaded.
+"""Checkpoints: all that a run needs to resume, bit for bit. Loading one executes no code.
 
 checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json
-                        heads.safetensors: what is trained beside the model, if there is something
+                        heads.safetensors: what is trained beside the model, if anything
 best.safetensors, last.safetensors   weights alone, of the best and of the newest checkpoint
 """
 
@@ -20,17 +20,17 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from labelflow.engine.ema import Ema
-from labelflow.engine.run import Run, whole_file, whole_folder
+from labelflow.engine.run import Run, atomic_folder, atomic_write
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-PREFIX = "model."  # of the model's weights in the student that is trained
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+PREFIX = "model."  # of the model's weights in the trained student
 
 
 @dataclass
 class State:
-    """Where a run is. All chance follows from `update`, so that there is no random state to keep."""
+    """The progress of a run. Randomness is a function of `update`, so there is no random state to save."""
 
-    update: int = 0  # updates that were done
+    update: int = 0  # updates done
     best: float | None = None  # the headline metric of the best checkpoint, and its update
     best_update: int = -1
     scaler: dict[str, Any] | None = None  # of float16's gradient scaler
@@ -50,37 +50,37 @@ class Checkpoints:
         self.accelerator, self.keep = accelerator, keep
 
     def save(self, state: State) -> None:
-        """All processes take part; the main one writes."""
+        """Collective: all processes call it, the main one writes."""
         folder = self.run / "checkpoints" / f"{state.update:08d}"
-        weights, optimizer = get_state_dict(self.student, self.optimizer, options=WHOLE)
+        weights, optimizer = get_state_dict(self.student, self.optimizer, options=FULL)
         average = self.ema.state() if self.ema else None
         if self.accelerator.scaler is not None:
             state.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
-            if not folder.exists():  # one that exists is whole, and the same
+            if not folder.exists():  # one that exists is complete, and identical
                 try:
-                    with whole_folder(folder) as draft:
-                        model, heads = _apart(weights)
+                    with atomic_folder(folder) as draft:
+                        model, heads = _split(weights)
                         save_file(model, draft / "model.safetensors")
                         if heads:
                             save_file(heads, draft / "heads.safetensors")
                         if average is not None:
-                            save_file(_packed(average), draft / "ema.safetensors")
+                            save_file(_contiguous(average), draft / "ema.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
                         (draft / "state.json").write_text(json.dumps(asdict(state)))
-                except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three dialects
-                    raise OSError(f"cannot write {folder}, what was saved before is kept: {error}") from error
+                except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
+                    raise OSError(f"cannot write {folder} (earlier checkpoints are kept): {error}") from error
             self._publish(folder, state)
             for old in _folders(self.run)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
 
     def load(self) -> State:
-        """Go on from the newest checkpoint, or start anew where there is none."""
+        """Resume from the newest checkpoint, or start from scratch if there is none."""
         folders = _folders(self.run)
         self._check_agreement(int(folders[-1].name) if folders else 0)
         if self.accelerator.is_main_process:
-            for draft in (self.run / "checkpoints").glob(".*.draft"):  # a kill left it
+            for draft in (self.run / "checkpoints").glob(".*.draft"):  # left by a kill
                 shutil.rmtree(draft, ignore_errors=True)
         if not folders:
             if self.accelerator.is_main_process:
@@ -99,50 +99,52 @@ class Checkpoints:
             self.optimizer,
             model_state_dict=weights,
             optim_state_dict=optimizer,
-            options=WHOLE,
+            options=FULL,
         )
         if self.ema:
             self.ema.load(load_file(folders[-1] / "ema.safetensors"))
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if self.accelerator.is_main_process:
-            self._publish(folders[-1], state)  # a kill may have come between
+            self._publish(folders[-1], state)  # in case a kill came before it was published
             self.run.rewind(state.update)
         self.accelerator.wait_for_everyone()
         return state
 
     def _check_agreement(self, update: int) -> None:
-        """All processes see the same files."""
+        """Check that all processes see the same files."""
         found = torch.tensor([update, -update], device=self.accelerator.device)
         newest, oldest = self.accelerator.reduce(found, "max").tolist()
         if newest != -oldest:
             raise ValueError(
-                f"processes see other checkpoints in {self.run.folder}: it must lie on a shared file system"
+                f"processes see different checkpoints in {self.run.folder}; it must be on a shared file system"
             )
 
     def _publish(self, folder: Path, state: State) -> None:
-        """best.safetensors and last.safetensors: the average's weights where there is one."""
+        """Write best.safetensors and last.safetensors: the EMA weights if there are any."""
         weights = folder / ("ema.safetensors" if self.ema else "model.safetensors")
-        names = ["last.safetensors"] + ["best.safetensors"] * (state.best_update == state.update)
+        is_best = state.best_update == state.update
+        names = ["last.safetensors", "best.safetensors"] if is_best else ["last.safetensors"]
         for name in names:
-            with whole_file(self.run / name) as draft:
+            with atomic_write(self.run / name) as draft:
                 _link(weights, draft)
 
 
 def _folders(run: Run) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Complete checkpoints, oldest first."""
     parent = run / "checkpoints"
     return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
 
 
-def _apart(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The model's weights, under its own names, and those of the student around it."""
+def _split(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The model's weights under its own names, and the rest of the student's."""
     model = {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
-    return _packed(model), _packed({name: value for name, value in weights.items() if not name.startswith(PREFIX)})
+    heads = {name: value for name, value in weights.items() if not name.startswith(PREFIX)}
+    return _contiguous(model), _contiguous(heads)
 
 
-def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As safetensors wants them: no memory shared, nothing strided."""
+def _contiguous(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors requires: contiguous, no shared memory."""
     return {name: value.detach().contiguous().clone() for name, value in weights.items()}
 
 
@@ -150,5 +152,5 @@ def _link(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, target)

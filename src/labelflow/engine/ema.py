@@ -12,7 +12,7 @@ class Ema:
     """average ← decay·average + (1-decay)·weights, for parameters and buffers.
 
     It keeps tensors, not a copy of the model (timm's ModelEmaV3), so that it is sharded where the model is, and is
-    evaluated through whatever the model is compiled and wrapped into: `with ema.weights(): evaluate(student)`.
+    evaluated through the compiled or wrapped model: `with ema.weights(): evaluate(student)`.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -41,7 +41,7 @@ class Ema:
             self._set(self.model.state_dict(), own)
 
     def state(self) -> dict[str, Tensor]:
-        """On the CPU, and whole where it is sharded (then all processes have to ask)."""
+        """Full tensors on the CPU. Collective where the model is sharded."""
         return {
             name: (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
             for name, value in self.average.items()
@@ -49,9 +49,9 @@ class Ema:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name, value in self.average.items():
-            whole = state[name].to(value.device)
+            full = state[name].to(value.device)
             mesh = (value.device_mesh, value.placements) if isinstance(value, DTensor) else None
-            value.copy_(whole if mesh is None else distribute_tensor(whole, *mesh))
+            value.copy_(full if mesh is None else distribute_tensor(full, *mesh))
 
     @staticmethod
     @torch.no_grad()

@@ -15,7 +15,7 @@ from labelflow.engine.task import Evaluated
 def evaluate(
     task: Evaluated, student: nn.Module, accelerator: Accelerator, advance: Callable[[float], None] = lambda part: None
 ) -> dict[str, float]:
-    """The task's metrics over its evaluation samples. `advance` is told how much is done, from 0 to 1."""
+    """The task's metrics over its evaluation samples. `advance` receives the fraction done, 0 to 1."""
     training = student.training
     student.eval()
     sums: dict[str, Tensor] = {}
@@ -30,12 +30,12 @@ def evaluate(
     student.train(training)
     task.unreadable(gather_object(problems))
     if not sums:
-        raise ValueError("a process has nothing to evaluate: choose fewer processes, or a smaller --eval-batch")
+        raise ValueError("a process has no samples to evaluate; use fewer processes or a smaller --eval-batch")
     return task.metrics({name: accelerator.reduce(value, "sum") for name, value in sums.items()})
 
 
 def _length(batches: Any) -> int:
-    """How many there are; 0 for a stream, which does not know."""
+    """Number of batches; 0 for a stream, which has no length."""
     try:
         return len(batches)
     except TypeError:

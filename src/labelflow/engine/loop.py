@@ -26,7 +26,7 @@ from labelflow.loss import Term, total
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and was saved."""
+    """The run received a signal to stop, and saved a checkpoint."""
 
 
 def train(task: Task, training: Training, run: Run, accelerator: Accelerator, progress: Progress) -> dict[str, float]:
@@ -45,12 +45,12 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)
     metrics = _last_evaluation(run)
-    problems: list[str] = []  # samples that could not be read, since they were last told
+    problems: list[str] = []  # unreadable samples since the last report
 
     student.train()
     batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
     progress.start(state.update, updates, updates / per_epoch)
-    with _stop_signals() as asked_to_stop:
+    with _stop_signals() as stop_requested:
         for update in range(state.update, updates):
             lr = schedule(update)
             for step in range(accumulated):
@@ -74,14 +74,14 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0
             last, due = state.update == updates, state.update % training.log_updates == 0
             evaluated = last or (epoch_ends and epoch % training.eval_epochs == 0)
-            stop = (due or accelerator.num_processes == 1) and asked_to_stop(accelerator)
+            stop = (due or accelerator.num_processes == 1) and stop_requested(accelerator)
             saved = evaluated or stop or state.update % training.save_updates == 0
             if due or epoch_ends or saved:
                 ledger.write(state.update, lr)
                 task.unreadable(gather_object(problems))
                 problems = []
             if saved:
-                _check_finite(student, state.update, accelerator)  # nothing that is not finite is ever saved, or best
+                _check_finite(student, state.update, accelerator)  # weights that are not finite are never saved
             if evaluated:
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)
@@ -94,14 +94,14 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
                 checkpoints.save(state)
                 ledger.start_clock()
             if stop and not last:
-                raise Interrupted(f"stopped after update {state.update} of {updates}, and saved")
+                raise Interrupted(f"stopped after update {state.update} of {updates}, checkpoint saved")
     return metrics
 
 
 def _evaluate(
     task: Task, student: torch.nn.Module, ema: Ema | None, accelerator: Accelerator, progress: Progress
 ) -> dict[str, float]:
-    """Of the model, and of its average under names that begin with ema_."""
+    """Metrics of the model, and of its EMA with the prefix ema_."""
     metrics = evaluate(task, student, accelerator, progress.evaluating)
     if ema:
         with ema.weights():
@@ -112,12 +112,12 @@ def _evaluate(
 
 @torch.no_grad()
 def _check_finite(model: torch.nn.Module, update: int, accelerator: Accelerator) -> None:
-    """A loss tells of the weights before its update; this, of those after it."""
+    """The loss was computed before the update; this checks the weights after it."""
     values = [value.to_local() if isinstance(value, DTensor) else value for value in model.parameters()]
     bad = torch.stack([(~value.isfinite()).any() for value in values]).any().float()
     if accelerator.reduce(bad, "sum").item():
         raise ValueError(
-            f"the weights are not finite after update {update}; the last good checkpoint is kept. Try a smaller --lr, "
+            f"the weights are not finite after update {update}; the last good checkpoint is kept. Try a smaller --lr "
             "or --clip 1"
         )
 
@@ -130,8 +130,8 @@ def _last_evaluation(run: Run) -> dict[str, float]:
 
 
 class Ledger:
-    """Losses of the updates since the last line of metrics. They stay on the device until a line is due, so that the
-    host need not wait for it at every update."""
+    """Losses since the last line of metrics. They stay on the device until a line is due, to avoid a synchronization at
+    every update."""
 
     def __init__(
         self, run: Run, accelerator: Accelerator, training: Training, per_epoch: int, progress: Progress
@@ -151,17 +151,17 @@ class Ledger:
         self.values.append((update, values.float()))
 
     def write(self, update: int, lr: float) -> None:
-        """A line of metrics, once it is clear that all of them are finite."""
+        """Write a line of metrics, after checking that all losses are finite."""
         if not self.values:
             return
         values = torch.stack([value for _, value in self.values])
-        values = self.accelerator.reduce(values, "mean").cpu()  # a mean of what is not finite is not finite
+        values = self.accelerator.reduce(values, "mean").cpu()  # NaN and infinity propagate
         for (at, _), row in zip(self.values, values.tolist(), strict=True):
             if not math.isfinite(sum(row)):
                 raise ValueError(
                     f"the loss is not finite at update {at} (epoch {at // self.per_epoch}, learning rate {lr:.3g}): "
                     f"{', '.join(f'{name} {value:g}' for name, value in zip(self.names, row, strict=False))}. The "
-                    f"last good checkpoint is kept in {self.run.folder}; try a smaller --lr, or --clip 1"
+                    f"last good checkpoint is kept in {self.run.folder}; try a smaller --lr or --clip 1"
                 )
         passed = time.perf_counter() - self.since
         updates = len({at for at, _ in self.values})
@@ -197,24 +197,23 @@ class Ledger:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[Accelerator], bool]]:
-    """Ctrl-C and SIGTERM ask to stop, and are answered after an update, by all processes at once. A second
-    Ctrl-C stops at once."""
-    asked: list[int] = []
+    """Ctrl-C and SIGTERM stop all processes together, after the current update. A second Ctrl-C stops at once."""
+    received: list[int] = []
 
-    def ask(number: int, frame: Any) -> None:
-        asked.append(number)
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    before = {one: signal.signal(one, ask) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def anyone_asked(accelerator: Accelerator) -> bool:
+    def stop_requested(accelerator: Accelerator) -> bool:
         if accelerator.num_processes == 1:
-            return bool(asked)
-        count = accelerator.reduce(torch.tensor(float(len(asked)), device=accelerator.device), "sum")
+            return bool(received)
+        count = accelerator.reduce(torch.tensor(float(len(received)), device=accelerator.device), "sum")
         return bool(count.item())
 
     try:
-        yield anyone_asked
+        yield stop_requested
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -15,7 +15,7 @@ from labelflow.spec import known
 
 
 def check_optimizer(name: str) -> None:
-    """timm has it, or ValueError."""
+    """ValueError if timm has no such optimizer."""
     known(name, list_optimizers(), "optimizer")
 
 
@@ -32,14 +32,17 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
 
 
 def norms_apart(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Parameters that weight decay shrinks, and those that it does not: layer norms, and what the model names."""
+    """Two parameter groups, with weight decay and without: layer norms and what `no_weight_decay` names have none."""
     named: Any = getattr(model, "no_weight_decay", set)
     norms = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
     exempt = {f"{norm}.{part}" for norm in norms for part in ("weight", "bias")} | named()
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         groups[name not in exempt].append(parameter)
-    return [{"params": own, "weight_decay": decay * shrinks} for shrinks, own in groups.items()]
+    return [
+        {"params": groups[True], "weight_decay": decay},
+        {"params": groups[False], "weight_decay": 0.0},
+    ]
 
 
 def _together(model: nn.Module) -> list[dict[str, Any]]:
@@ -47,13 +50,13 @@ def _together(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def schedule_lengths(training: Training, updates_per_epoch: int) -> tuple[int, int]:
-    """Of the run and of its warm-up: in updates, or in epochs where the rate changes with them."""
+    """Of the run and its warm-up: in updates, or in epochs if the learning rate changes once an epoch."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
     length = training.updates or training.epochs * unit
     warmup = training.warmup_updates or training.warmup_epochs * unit
     if warmup and warmup >= length:
         raise ValueError(
-            f"a warm-up of {warmup} updates is not shorter than the run, {length}; choose --warmup-updates "
+            f"a warm-up of {warmup} updates is not shorter than the run ({length}); try --warmup-updates "
             f"{length // 4} --warmup-epochs 0"
         )
     return length, warmup

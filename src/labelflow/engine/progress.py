@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live bar in a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar in a terminal, plain lines elsewhere."""
 
 import time
 from types import TracebackType
@@ -10,8 +10,8 @@ from rich.progress import Progress as Bar
 
 
 class Shown:
-    """A live bar in a terminal, lines elsewhere, every so many seconds. Used as a context. Quiet ones (processes other
-    than the main one) show nothing."""
+    """A context with a live bar in a terminal, and a plain line every few seconds elsewhere. quiet: show nothing (in
+    processes other than the main one)."""
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0) -> None:
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -25,7 +25,7 @@ class Shown:
             console=self.console,
             disable=not self.live,
         )
-        self.seconds, self.told = seconds, 0.0  # between two plain lines
+        self.seconds, self.last_line = seconds, 0.0  # between two plain lines
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -40,9 +40,9 @@ class Shown:
         self.console.print(text, markup=False)
 
     def now_and_then(self, text: str) -> None:
-        """A plain line, where there is no bar, and not too often."""
-        if not self.live and time.perf_counter() - self.told > self.seconds:
-            self.told = time.perf_counter()
+        """A plain line if there is no bar, at most every `seconds`."""
+        if not self.live and time.perf_counter() - self.last_line > self.seconds:
+            self.last_line = time.perf_counter()
             self.say(text)
 
 
@@ -58,7 +58,7 @@ class Progress(Shown):
 
     def start(self, done: int, updates: int, epochs: float) -> None:
         if done:
-            self.say(f"going on after update {done} of {updates}")
+            self.say(f"resuming after update {done} of {updates}")
         self.first, self.done, self.updates, self.epochs = done, done, updates, epochs
         self.since = time.perf_counter()
         self.bar.start_task(self.training)
@@ -87,14 +87,14 @@ class Progress(Shown):
 
 
 class Counted(Shown):
-    """Of work on many things of one kind: how fast it goes, and the time that is left."""
+    """Progress over many items: speed, and time left."""
 
     def __init__(self, what: str, things: str, total: int, quiet: bool = False, seconds: float = 10.0) -> None:
         super().__init__(quiet, seconds)
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
-        self.done, self.worked = 0, 0  # in all, and in this process
-        self.since = self.told = time.perf_counter()
+        self.done, self.worked = 0, 0  # in total, and by this process
+        self.since = self.last_line = time.perf_counter()
 
     def skip(self, count: int) -> None:
         """So many were done before."""

@@ -1,4 +1,4 @@
-"""The folder of a run. Whatever is written there is written whole or not at all."""
+"""The folder of a run. Files are written atomically: completely, or not at all."""
 
 import json
 import os
@@ -13,8 +13,8 @@ DETAILS = "classes.json"
 
 
 class Run:
-    """recipe.json, model.json, environment.json, metrics.jsonl, classes.json (the metrics of each class at the last
-    evaluation, where a task has such), checkpoints/, best.safetensors, last.safetensors"""
+    """recipe.json, model.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last evaluation,
+    for tasks that have them), checkpoints/, best.safetensors, last.safetensors"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -23,7 +23,7 @@ class Run:
         return self.folder / name
 
     def write(self, name: str, value: Any) -> None:
-        with whole_file(self / name) as path:
+        with atomic_write(self / name) as path:
             path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def read(self, name: str) -> Any:
@@ -41,33 +41,35 @@ class Run:
         for name in dict.fromkeys((which, "last")):
             if (self / f"{name}.safetensors").exists():
                 return self / f"{name}.safetensors"
-        raise ValueError(f"{self.folder} has no weights yet; they come with its first checkpoint")
+        raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
 
     def log(self, record: dict[str, Any]) -> None:
-        """One more line of metrics."""
+        """Append a line of metrics."""
         with open(self / METRICS, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines; one that a kill left unfinished is left out."""
-        records = []
-        for line in (self / METRICS).read_text().splitlines() if (self / METRICS).exists() else []:
+        """All records. A last line that a kill cut short is dropped; any other damage is an error."""
+        path = self / METRICS
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(path.read_text().splitlines(keepends=True) if path.exists() else [], start=1):
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+            except json.JSONDecodeError as error:
+                if line.endswith("\n"):
+                    raise ValueError(f"{path} is damaged in line {number}: {error}") from None
         return records
 
     def rewind(self, update: int) -> None:
-        """Forget the metrics of later updates: they come again."""
-        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["update"] <= update]
-        with whole_file(self / METRICS) as path:
-            path.write_text("".join(kept))
+        """Drop the metrics of later updates, which will be repeated."""
+        lines = [json.dumps(record) + "\n" for record in self.metrics() if record["update"] <= update]
+        with atomic_write(self / METRICS) as path:
+            path.write_text("".join(lines))
 
 
 @contextmanager
-def whole_file(path: Path, mark: str = "") -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` when all is written. mark: of one of several writers."""
+def atomic_write(path: Path, mark: str = "") -> Iterator[Path]:
+    """A temporary path to write to, which replaces `path` on success. mark: tells several writers apart."""
     draft = path.with_name(f".{path.name}{mark}.draft")
     try:
         yield draft
@@ -78,8 +80,8 @@ def whole_file(path: Path, mark: str = "") -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` when all is written."""
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to write to, which becomes `path` on success."""
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -94,9 +96,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until the system has written it, so that a power cut finds either the old or the new."""
+    """fsync, so that a power cut leaves either the old file or the new one."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+whole_file = atomic_write  # for robust/, until it says atomic_write

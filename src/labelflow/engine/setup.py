@@ -11,7 +11,7 @@ from labelflow.engine.settings import Training
 
 
 def make_accelerator(training: Training, folder: Path | None = None) -> Accelerator:
-    """As `accelerate launch` or `torchrun` set it up, or one process. Accumulates what processes do not share."""
+    """As `accelerate launch` or `torchrun` configure it, or one process. Gradients are accumulated up to the batch."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -31,16 +31,16 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
         raise ValueError(f"Accelerate: {error}") from None
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
-            f"FSDP was asked for but is not active: Accelerate runs {accelerator.distributed_type.value} on "
-            f"{accelerator.device.type}. FSDP needs GPUs; leave --use_fsdp out here"
+            f"FSDP was requested but is not active: Accelerate runs {accelerator.distributed_type.value} on "
+            f"{accelerator.device.type}. FSDP needs GPUs; omit --use_fsdp"
         )
     if folder and training.tracker and not accelerator.log_with:
         raise ValueError(f"the tracker {training.tracker} is not installed: pip install {training.tracker}")
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", training.precision)
     if launched not in (training.precision, "no"):
-        raise ValueError(f"accelerate was launched with {launched}, the recipe says --precision {training.precision}")
+        raise ValueError(f"accelerate was launched with {launched}, the recipe has --precision {training.precision}")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ValueError("labelflow trains with FSDP 2, not 1: accelerate launch --use_fsdp --fsdp_version 2 …")
+        raise ValueError("labelflow supports FSDP 2 only: accelerate launch --use_fsdp --fsdp_version 2 …")
     if accelerator.num_processes != processes:
         raise ValueError(f"{processes} processes were launched, but Accelerate sees {accelerator.num_processes}")
     return accelerator

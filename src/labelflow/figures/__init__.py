@@ -1,8 +1,8 @@
-"""The papers' figures, for any run, model and images. A figure is a module: `compute(asked) -> data`, `draw(data)`.
+"""The papers' figures, for any run, model and images. A figure is a module: `compute(request) -> data`, `draw(data)`.
 
 >>> from labelflow.figures import FIGURES
->>> from labelflow.figures.base import Asked
->>> data = FIGURES["mixtoken"].compute(Asked(("vit_tiny_patch16_224(depth=1)",)))
+>>> from labelflow.figures.base import FigureRequest
+>>> data = FIGURES["mixtoken"].compute(FigureRequest(("vit_tiny_patch16_224(depth=1)=random",)))
 >>> figure = FIGURES["mixtoken"].draw(data)
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import Registry, exports
 
 if TYPE_CHECKING:
-    from labelflow.figures.base import Asked, Drawing, save, styled
+    from labelflow.figures.base import Drawing, FigureRequest, save, styled
 else:
     __getattr__, __dir__ = exports(__name__)
 
@@ -31,4 +31,4 @@ FIGURES: "Registry[Drawing]" = Registry(
     }
 )
 
-__all__ = ["FIGURES", "Asked", "Drawing", "save", "styled"]
+__all__ = ["FIGURES", "Drawing", "FigureRequest", "save", "styled"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from labelflow.figures import results
-from labelflow.figures.base import Asked, colour, new, short
+from labelflow.figures.base import FigureRequest, colour, new, shorten
 from labelflow.figures.results import Result, results_of
 
 
@@ -14,8 +14,8 @@ class Data:
     runs: list[Result]
 
 
-def compute(asked: Asked) -> Data:
-    return Data(results_of(asked.models, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
+def compute(request: FigureRequest) -> Data:
+    return Data(results_of(request.models, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
 
 
 def draw(data: Data) -> Figure:
@@ -24,12 +24,12 @@ def draw(data: Data) -> Figure:
     models = list(dict.fromkeys(one.model for one in data.runs))
     for one in data.runs:
         panel.plot(one.value, one.top1, "o", color=colour(models.index(one.model)))
-        panel.annotate(short(one.run), (one.value, one.top1), (5, 3), textcoords="offset points", fontsize=7)
+        panel.annotate(shorten(one.run), (one.value, one.top1), (5, 3), textcoords="offset points", fontsize=7)
     panel.set_xlabel("parameters, millions")
     panel.set_ylabel("top-1 accuracy, %")
     panel.margins(0.15)
     return figure
 
 
-def told(data: Data) -> str:
-    return results.told(data.runs, "M parameters")
+def summary(data: Data) -> str:
+    return results.summary(data.runs, "M parameters")

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from labelflow.analysis.samples import mixed_samples, overlay, photo
-from labelflow.figures.base import DRAWN, Asked, new, picture, short
+from labelflow.figures.base import MAX_DRAWN, FigureRequest, new, picture, shorten
 
 PAIRS, SHOWN = 3, 5  # rows, and layers in each
 
@@ -32,28 +32,28 @@ class Data:
     rows: list[Row]
 
 
-def compute(asked: Asked) -> Data:
-    (classifier,) = asked.load(most=1)
-    rows, data = [], asked.evaluation_data(classifier)
-    for sample in mixed_samples(classifier, asked.mixer, *asked.images(PAIRS, of_each=2), data):
+def compute(request: FigureRequest) -> Data:
+    (classifier,) = request.load(limit=1)
+    rows, data = [], request.evaluation_data(classifier)
+    for sample in mixed_samples(classifier, request.mixer, *request.images(PAIRS, of_each=2), data):
         pictures = [photo(image, classifier.preprocessing) for image in (*sample.images, sample.mixed)]
         first = next(iter(sample.layers.values()))
         before = sample.mix.tokens((first.shape[0], first.shape[1]))[0]
         rows.append(Row(sample.names, sample.area, sample.arrived, sample.answers, before, sample.layers, pictures))
-    return Data(classifier.label, asked.mixer, rows)
+    return Data(classifier.label, request.mixer, rows)
 
 
 def draw(data: Data) -> Figure:
     names = list(data.rows[0].layers)
     last = len(names) - 1
     chosen = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
-    rows = data.rows[:DRAWN]
+    rows = data.rows[:MAX_DRAWN]
     figure, axes = new(len(rows), 4 + len(chosen), 1.45, 1.7)
     for row, line in zip(rows, axes, strict=True):
         own, partner = row.names
         titles = [f"own: {own}", f"partner: {partner}", "mixed"]
         for panel, image, title in zip(line, row.pictures, titles, strict=False):
-            picture(panel, image, short(title))
+            picture(panel, image, shorten(title))
         picture(line[3], overlay(row.before, row.pictures[2]), f"before: λ = {row.area:.2f}")
         for panel, place in zip(line[4:], chosen, strict=True):
             arrives = f": {row.arrived:.2f}" if place == last else ""
@@ -62,7 +62,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     return "\n".join(
         f"{row.names[0]} + {row.names[1]}: λ {row.area:.3f}, at the classifier {row.arrived:.3f}; it sees "
         + " and ".join(f"{name} ({100 * chance:.0f} %)" for name, chance in row.answers)

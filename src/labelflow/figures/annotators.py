@@ -11,7 +11,7 @@ from labelflow.data import Stream, open_source
 from labelflow.data.geometry import Geometry
 from labelflow.engine.run import Run
 from labelflow.figures import results
-from labelflow.figures.base import Asked, colour, new, short
+from labelflow.figures.base import FigureRequest, colour, new, shorten
 from labelflow.figures.results import Result, results_of
 from labelflow.labels import Store, label_view
 from labelflow.tasks import Recipe
@@ -26,9 +26,9 @@ class Data:
     annotators: list[str]
 
 
-def compute(asked: Asked) -> Data:
-    runs = results_of(asked.models, _rightness)
-    stores = [Store(read_recipe(Run(Path(str(folder)))).data.labels) for folder in asked.models]
+def compute(request: FigureRequest) -> Data:
+    runs = results_of(request.models, _rightness)
+    stores = [Store(read_recipe(Run(Path(str(folder)))).data.labels) for folder in request.models]
     return Data(runs, [store.manifest.annotator for store in stores])
 
 
@@ -61,7 +61,7 @@ def draw(data: Data) -> Figure:
     for place, (one, annotator) in enumerate(zip(data.runs, data.annotators, strict=True)):
         panel.plot(one.value, one.top1, "o", ms=8, color=colour(place))
         panel.annotate(
-            f"{one.run}\n{short(annotator)}", (one.value, one.top1), (7, -3), textcoords="offset points", fontsize=7
+            f"{one.run}\n{shorten(annotator)}", (one.value, one.top1), (7, -3), textcoords="offset points", fontsize=7
         )
     panel.set_xlabel("how often the annotator is right, %")
     panel.set_ylabel("top-1 accuracy, %")
@@ -69,5 +69,5 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
-    return results.told(data.runs, "annotator, %")
+def summary(data: Data) -> str:
+    return results.summary(data.runs, "annotator, %")

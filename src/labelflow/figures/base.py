@@ -1,4 +1,4 @@
-"""What figures have in common: what was asked for, how they look, and how they are kept."""
+"""What figures have in common: the request, their style, and how they are saved."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ from torch import Tensor
 from labelflow.analysis.images import evaluation_data
 from labelflow.classifier import RANDOM, Classifier, load
 from labelflow.data import Data
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 
-MANY = 512  # images that are still looked at without a word
-DRAWN = 16  # of which so many are drawn, where each takes a row or a column
+MAX_IMAGES = 512  # of files, unless --count chooses some of them
+MAX_DRAWN = 16  # images that are drawn, where each takes a row or a column
 COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
 STYLE: Any = {
     "font.size": 9,
@@ -34,69 +34,69 @@ STYLE: Any = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a figure is to show."""
+class FigureRequest:
+    """What a figure should show."""
 
     models: tuple[str | Classifier, ...] = ()  # folders of runs, or timm's models
     files: tuple[Path, ...] = ()  # images; none: evaluation images
     weights: str = ""  # as `labelflow.classifier.load` takes them; '': best of runs, pretrained of timm's models
-    count: int = 0  # of images or pairs; 0: as many as the figure thinks right
+    count: int = 0  # of images or pairs; 0: the figure's default
     mixer: str = "cutmix(alpha=1.0, per_sample=True)"
-    annotator: str = ""  # whose label maps Token Labeling uses: a run, or a model; '': the model's own
+    annotator: str = ""  # the run or model whose label maps Token Labeling uses; '': the model itself
     data: str = ""  # other evaluation images than the run's own
-    top: int = 1  # how many classes relevance is shown for
-    method: Literal["lrp", "gradient", "rollout"] = "lrp"  # of relevance
-    track: Callable[[list[Any], str], Iterable[Any]] = lambda work, what: work  # shows how far it is
+    top: int = 1  # classes to show relevance for
+    method: Literal["lrp", "gradient", "rollout"] = "lrp"  # how relevance is computed
+    track: Callable[[list[Any], str], Iterable[Any]] = lambda work, description: work  # shows progress
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError(f"count, how many images or pairs, must be at least 0, not {self.count}")
+            raise ValueError(f"count must be ≥ 0, not {self.count}")
 
-    def load(self, most: int = 12) -> list[Classifier]:
-        """The models that are asked about."""
-        if not 1 <= len(self.models) <= most:
-            wanted = "one run or model" if most == 1 else f"1 to {most} runs or models"
+    def load(self, limit: int = 12) -> list[Classifier]:
+        """The models to show."""
+        if not 1 <= len(self.models) <= limit:
+            wanted = "one run or model" if limit == 1 else f"1 to {limit} runs or models"
             raise ValueError(
-                f"this figure wants {wanted}, not {len(self.models)}: give folders of runs, such as runs/quickstart, "
-                "or models, such as deit_small_patch16_224"
+                f"this figure needs {wanted}, not {len(self.models)}: name run folders, such as runs/quickstart, or "
+                "timm models, such as deit_small_patch16_224"
             )
-        return [one if isinstance(one, Classifier) else load(one, self.weights) for one in self.models]
+        return [model if isinstance(model, Classifier) else load(model, self.weights) for model in self.models]
 
     def evaluation_data(self, classifier: Classifier) -> Data:
-        """What a classifier is shown where no files are given."""
+        """The evaluation images of a classifier, used where no files are given."""
         return evaluation_data(classifier, self.data)
 
-    def images(self, usual: int, of_each: int = 1) -> tuple[int, tuple[Path, ...]]:
-        """How many images (or, of two each, pairs) to look at, and the files that they are to come from."""
+    def images(self, default: int, of_each: int = 1) -> tuple[int, tuple[Path, ...]]:
+        """How many images (or pairs, with of_each=2) to use, and the files to read them from."""
         files = self.files[: of_each * self.count] if self.count else self.files
-        if len(files) > MANY:
-            raise ValueError(f"{len(files)} images are too many for a figure: choose some, or say --count")
-        return self.count or (len(files) // of_each if files else usual), files
+        if len(files) > MAX_IMAGES:
+            raise ValueError(f"{len(files)} images are too many for a figure (at most {MAX_IMAGES}); set --count")
+        return self.count or (len(files) // of_each if files else default), files
 
 
 class Drawing(Protocol):
-    """A figure: a module in this folder. Its docstring's first line says what it shows."""
+    """A figure: a module in this folder. The first line of its docstring describes it."""
 
     @property
     def compute(self) -> Any:
-        """Asked -> a dataclass of numbers, tensors and pictures."""
+        """FigureRequest -> a dataclass of numbers, tensors and images."""
 
     @property
     def draw(self) -> Any:
         """That dataclass -> a matplotlib Figure"""
 
     @property
-    def told(self) -> Any:
-        """That dataclass -> what is worth a line in a terminal"""
+    def summary(self) -> Any:
+        """That dataclass -> a few lines for the terminal"""
 
 
 def colour(place: int) -> str:
-    """Of the model at that place."""
+    """The colour of the model at that index."""
     return COLOURS[place % len(COLOURS)]
 
 
 def new(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, Any]:
-    """A figure of panels of that size each, in inches; its axes are an array (rows, columns)."""
+    """A figure with panels of that size, in inches, and its axes as an array (rows, columns)."""
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -108,11 +108,11 @@ def picture(panel: Axes, image: Image.Image | Tensor, title: str = "", **options
     panel.set_axis_off()
 
 
-def short(name: str, most: int = 26) -> str:
-    """A name that fits into a figure; that weights are random is said in a line of its own."""
+def shorten(name: str, limit: int = 26) -> str:
+    """A name that fits into a figure; "random weights" goes on a line of its own."""
     if name.endswith(RANDOM):
-        return f"{short(name.removesuffix(RANDOM), most)}\n{RANDOM.strip()}"
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+        return f"{shorten(name.removesuffix(RANDOM), limit)}\n{RANDOM.strip()}"
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def save(figure: Figure, data: Any, out: Path) -> list[Path]:
@@ -120,33 +120,33 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = [out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "json")]
     for path in paths[:2]:
-        with styled(), whole_file(path) as draft, open(draft, "wb") as file:
+        with styled(), atomic_write(path) as draft, open(draft, "wb") as file:
             metadata = {"Date": None} if path.suffix == ".svg" else {}
             figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
-    with whole_file(paths[2]) as draft:
+    with atomic_write(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
     return paths
 
 
 def as_json(value: Any) -> Any:
-    """Numbers and texts; pictures are left to the drawing."""
+    """Numbers and text; images are only drawn."""
     if is_dataclass(value) and not isinstance(value, type):
-        named = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {name: as_json(one) for name, one in named.items() if not _is_picture(one)}
+        members = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: as_json(member) for name, member in members.items() if not _is_image(member)}
     if isinstance(value, Tensor):
         return as_json(value.tolist())
     if isinstance(value, dict):
-        return {str(name): as_json(one) for name, one in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
+        return [as_json(item) for item in value]
     return round(value, 5) if isinstance(value, float) else value
 
 
-def _is_picture(value: Any) -> bool:
+def _is_image(value: Any) -> bool:
     return isinstance(value[0] if isinstance(value, list | tuple) and value else value, Image.Image)
 
 
 def styled() -> Any:
-    """A context in which figures look as ours do."""
+    """A context with labelflow's matplotlib style."""
     return matplotlib.rc_context(STYLE)

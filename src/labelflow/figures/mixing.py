@@ -8,7 +8,7 @@ from PIL import Image
 
 from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.figures.base import Asked, new, picture
+from labelflow.figures.base import FigureRequest, new, picture
 from labelflow.mixers import make_mixer
 from labelflow.models.packaged import PACKAGES
 from labelflow.tokens import embedding_of
@@ -19,29 +19,32 @@ COLUMNS = 6
 @dataclass(frozen=True)
 class Data:
     names: tuple[str, str]
-    mixers: dict[str, str]  # what each is called, and its settings
-    area: dict[str, float]  # λ
-    pictures: list[Image.Image]  # own, partner's, then one for each mixer
+    mixers: dict[str, str]  # name and specification
+    area: dict[str, float]  # λ of each that could mix the pair
+    skipped: dict[str, str]  # the others, and why
+    pictures: list[Image.Image]  # own, partner's, then one for each of `area`
 
 
-def compute(asked: Asked) -> Data:
-    (classifier,) = asked.load(most=1)
-    pair = pairs_of(classifier, 1, asked.files, asked.evaluation_data(classifier))[0]
-    images = torch.stack([one.image for one in pair])
-    mixers, area, pictures = strategies(patch_of(classifier.model, classifier.preprocessing.size)), {}, []
+def compute(request: FigureRequest) -> Data:
+    (classifier,) = request.load(limit=1)
+    pair = pairs_of(classifier, 1, request.files, request.evaluation_data(classifier))[0]
+    images = torch.stack([labelled.image for labelled in pair])
+    mixers = strategies(patch_of(classifier.model, classifier.preprocessing.size))
+    area, skipped, pictures = {}, {}, []
     for name, text in mixers.items():
         try:
             mix = draw_mix(classifier, pair, make_mixer(text), number=1)
-        except ValueError:  # its CNN's package is missing, or the model cannot tell it what matters
+        except ValueError as error:  # its CNN's package is missing, or the model has no attention to guide it
+            skipped[name] = str(error)
             continue
         area[name] = float(mix.lam[0])
         pictures.append(photo(mix.apply(images)[0], classifier.preprocessing))
     both = [photo(image, classifier.preprocessing) for image in images]
-    return Data((pair[0].name, pair[1].name), mixers, area, both + pictures)
+    return Data((pair[0].name, pair[1].name), mixers, area, skipped, both + pictures)
 
 
 def strategies(patch: int) -> dict[str, str]:
-    """The mixers, for patches of so many pixels. Attentive-CutMix asks a CNN that comes as a package."""
+    """The mixers, for patches of that size in pixels. Attentive-CutMix is guided by a CNN that pip installs."""
     cnn = next(iter(PACKAGES))
     return {
         "CutMix": "cutmix(alpha=1.0)",
@@ -58,11 +61,11 @@ def strategies(patch: int) -> dict[str, str]:
 
 
 def patch_of(model: torch.nn.Module, size: int) -> int:
-    """The side of a model's patches, in pixels; about a fourteenth of the image where it has none."""
-    found = getattr(embedding_of(model), "patch_size", None)
-    if found is None:
+    """A model's patch size, in pixels; about a fourteenth of the image where it has none."""
+    patch = getattr(embedding_of(model), "patch_size", None)
+    if patch is None:
         return min((side for side in range(1, size + 1) if size % side == 0), key=lambda side: abs(side - size / 14))
-    return int(found if isinstance(found, int) else found[0])
+    return int(patch if isinstance(patch, int) else patch[0])
 
 
 def draw(data: Data) -> Figure:
@@ -76,7 +79,6 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
-    missing = [name for name in data.mixers if name not in data.area]
-    left_out = [f"left out, for want of what tells it where to look: {', '.join(missing)}"] if missing else []
-    return "\n".join([*(f"{name:20} own share {area:.3f}" for name, area in data.area.items()), *left_out])
+def summary(data: Data) -> str:
+    drawn = (f"{name:20} own share {area:.3f}" for name, area in data.area.items())
+    return "\n".join([*drawn, *(f"skipped {name}: {reason}" for name, reason in data.skipped.items())])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.figures.base import Asked, new, picture
+from labelflow.figures.base import FigureRequest, new, picture
 from labelflow.figures.mixing import patch_of
 from labelflow.mixers import make_mixer
 
@@ -23,9 +23,9 @@ class Data:
     pictures: list[Image.Image]  # own, partner's, then one for each of both
 
 
-def compute(asked: Asked) -> Data:
-    (classifier,) = asked.load(most=1)
-    pair = pairs_of(classifier, 1, asked.files, asked.evaluation_data(classifier))[0]
+def compute(request: FigureRequest) -> Data:
+    (classifier,) = request.load(limit=1)
+    pair = pairs_of(classifier, 1, request.files, request.evaluation_data(classifier))[0]
     images = torch.stack([one.image for one in pair])
     patch = patch_of(classifier.model, classifier.preprocessing.size)
     grid = (images.shape[2] // patch, images.shape[3] // patch)
@@ -60,7 +60,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     return "\n".join(
         f"{name:9} {int(torn(share).sum())} of {share.numel()} patches hold both images"
         for name, share in data.share.items()

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from labelflow.engine.run import Run
 from labelflow.figures import results
-from labelflow.figures.base import Asked, colour, new
+from labelflow.figures.base import FigureRequest, colour, new
 from labelflow.figures.results import Result, results_of
 from labelflow.spec import parse
 from labelflow.tasks import Recipe
@@ -18,8 +18,8 @@ class Data:
     runs: list[Result]
 
 
-def compute(asked: Asked) -> Data:
-    return Data(results_of(asked.models, participation_of))
+def compute(request: FigureRequest) -> Data:
+    return Data(results_of(request.models, participation_of))
 
 
 def participation_of(run: Run, recipe: Recipe) -> float:
@@ -50,5 +50,5 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
-    return results.told(data.runs, "participation")
+def summary(data: Data) -> str:
+    return results.summary(data.runs, "participation")

@@ -12,7 +12,7 @@ from torch import Tensor
 from labelflow.analysis.images import images_of
 from labelflow.analysis.presence import presence
 from labelflow.analysis.samples import photo
-from labelflow.figures.base import Asked, colour, picture, short
+from labelflow.figures.base import FigureRequest, colour, picture, shorten
 
 IMAGES, SHOWN = 4, 6  # images that are averaged over, and maps that are drawn
 BORDER = 6  # a kernel of 7 reaches 3 places, and what it does at the border as many more
@@ -44,10 +44,10 @@ class Data:
     rows: list[Row]
 
 
-def compute(asked: Asked) -> Data:
+def compute(request: FigureRequest) -> Data:
     rows, count = [], 0
-    for classifier in asked.track(asked.load(), "models"):
-        found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifier))
+    for classifier in request.track(request.load(), "models"):
+        found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
         count = len(found)
         images = torch.stack([one.image for one in found])
         layers = []
@@ -68,7 +68,7 @@ def draw(data: Data) -> Figure:
     axes = maps.subplots(len(data.rows), 1 + min(SHOWN, max(len(row.layers) for row in data.rows)), squeeze=False)
     limits = {"vmin": 0, "vmax": 2, "cmap": "PuOr_r"}
     for row, line in zip(data.rows, axes, strict=True):
-        picture(line[0], row.picture, short(row.name))
+        picture(line[0], row.picture, shorten(row.name))
         step = max(1, len(row.layers) - 1)
         chosen = sorted({round(place * step / (SHOWN - 1)) for place in range(SHOWN)} & set(range(len(row.layers))))
         for panel in line[1:]:
@@ -81,7 +81,7 @@ def draw(data: Data) -> Figure:
     panel = curves.subplots()
     for number, row in enumerate(data.rows):
         places = range(1, 1 + len(row.layers))
-        panel.plot(places, [layer.median for layer in row.layers], color=colour(number), label=short(row.name))
+        panel.plot(places, [layer.median for layer in row.layers], color=colour(number), label=shorten(row.name))
         low, high = ([getattr(layer, end) for layer in row.layers] for end in ("low", "high"))
         panel.fill_between(places, low, high, color=colour(number), alpha=0.2, lw=0)
     panel.axhline(1, color="black", lw=0.8, ls=":")
@@ -93,7 +93,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     lines = []
     for row in data.rows:
         spread = [layer.deviation for layer in row.layers]

@@ -15,7 +15,7 @@ from labelflow.analysis.images import LabelledImage, pairs_of
 from labelflow.analysis.ratio import LayerRatio, dense_ratio, evidence_ratio, layer_ratios, method_ratios
 from labelflow.analysis.samples import draw_mix
 from labelflow.classifier import Classifier, load
-from labelflow.figures.base import COLOURS, Asked, new
+from labelflow.figures.base import COLOURS, FigureRequest, new
 from labelflow.mix import Mix
 from labelflow.mixers import make_mixer
 
@@ -52,12 +52,12 @@ class _Pair:
 
 
 @torch.no_grad()
-def compute(asked: Asked) -> Data:
-    (classifier,) = asked.load(most=1)
-    annotator = load(asked.annotator) if asked.annotator else None
-    found = pairs_of(classifier, *asked.images(PAIRS, of_each=2), asked.evaluation_data(classifier))
-    mixing, pairs = make_mixer(asked.mixer), []
-    for number, pair in enumerate(asked.track(found, "pairs")):
+def compute(request: FigureRequest) -> Data:
+    (classifier,) = request.load(limit=1)
+    annotator = load(request.annotator) if request.annotator else None
+    found = pairs_of(classifier, *request.images(PAIRS, of_each=2), request.evaluation_data(classifier))
+    mixing, pairs = make_mixer(request.mixer), []
+    for number, pair in enumerate(request.track(found, "pairs")):
         mix = draw_mix(classifier, pair, mixing, number, draws=1)  # whatever comes, as in training
         pairs.append(_of_pair(classifier, pair, mix, annotator))
     shown = max(pairs, key=lambda pair: abs(float(pair.layers[-1].aligned[0] - pair.mix.lam[0])))
@@ -203,7 +203,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     columns: dict[str, Mapping[str, float | None]] = {"distance": data.distance, "correlation": data.correlation}
     if data.truth_distance:
         columns |= {"truth: distance": data.truth_distance, "truth: correlation": data.truth_correlation}

@@ -13,7 +13,7 @@ from labelflow.analysis.images import LabelledImage, images_of
 from labelflow.analysis.relevance import relevance, upsampled
 from labelflow.analysis.samples import likeliest, photo
 from labelflow.classifier import Classifier
-from labelflow.figures.base import DRAWN, Asked, new, picture, short
+from labelflow.figures.base import MAX_DRAWN, FigureRequest, new, picture, shorten
 
 IMAGES = 4
 
@@ -49,31 +49,31 @@ class Data:
         return [one for row in self.rows for one in row.maps[model] if one.inside is not None]
 
 
-def compute(asked: Asked) -> Data:
-    if asked.top < 1:
-        raise ValueError(f"top, how many classes are shown, must be at least 1, not {asked.top}")
-    classifiers = asked.load()
+def compute(request: FigureRequest) -> Data:
+    if request.top < 1:
+        raise ValueError(f"top, how many classes are shown, must be at least 1, not {request.top}")
+    classifiers = request.load()
     names = [classifier.label for classifier in classifiers]
     if len(set(names)) != len(names):
         raise ValueError(f"each model may come once, not {', '.join(names)}")
     rows: list[Row] = []
     for classifier in classifiers:  # all are shown the first one's images, each sees them in its own way
-        found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifiers[0]))
-        for place, one in enumerate(asked.track(found, f"images, {classifier.name}")):
+        found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifiers[0]))
+        for place, one in enumerate(request.track(found, f"images, {classifier.name}")):
             if classifier is classifiers[0]:
                 rows.append(Row(one.name, {}, photo(one.image, classifier.preprocessing)))
-            rows[place].maps[classifier.label] = _maps(classifier, one, asked)
-    return Data(asked.method, names, rows)
+            rows[place].maps[classifier.label] = _maps(classifier, one, request)
+    return Data(request.method, names, rows)
 
 
-def _maps(classifier: Classifier, labelled: LabelledImage, asked: Asked) -> list[Map]:
+def _maps(classifier: Classifier, labelled: LabelledImage, request: FigureRequest) -> list[Map]:
     image = labelled.image[None]
     with torch.no_grad():
         logits = classifier.model(image)[0]
-    named = likeliest(classifier, logits, asked.top)
+    named = likeliest(classifier, logits, request.top)
     maps = []
     for place, (name, chance) in zip(logits.topk(len(named)).indices, named, strict=True):
-        values = relevance(classifier.model, image, place[None], asked.method)[0]
+        values = relevance(classifier.model, image, place[None], request.method)[0]
         mask = labelled.masks.get(name)
         inside = None if mask is None else _inside(values, mask)
         maps.append(Map(name, chance, values, inside, None if mask is None else float(mask.float().mean())))
@@ -87,16 +87,16 @@ def _inside(values: Tensor, mask: Tensor) -> float:
 
 
 def draw(data: Data) -> Figure:
-    top, rows = max(len(maps) for row in data.rows for maps in row.maps.values()), data.rows[:DRAWN]
+    top, rows = max(len(maps) for row in data.rows for maps in row.maps.values()), data.rows[:MAX_DRAWN]
     figure, axes = new(len(rows), 1 + top * len(data.models), 1.7, 1.95)
     for row, line in zip(rows, axes, strict=True):
-        picture(line[0], row.picture, short(row.name, 24))
+        picture(line[0], row.picture, shorten(row.name, 24))
         panels = iter(line[1:])
         for model in data.models:
             for one in row.maps[model]:
                 lies = "" if one.inside is None else f", {one.inside:.0%} on it"
                 heated = heat(one.values, row.picture)
-                picture(next(panels), heated, f"{short(model, 22)}\n{short(one.name, 18)} {one.chance:.0%}{lies}")
+                picture(next(panels), heated, f"{shorten(model, 22)}\n{shorten(one.name, 18)} {one.chance:.0%}{lies}")
     return figure
 
 
@@ -107,7 +107,7 @@ def heat(values: Tensor, under: Image.Image) -> Image.Image:
     return Image.blend(under.convert("RGB"), colours, 0.5)
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     lines = []
     for model in data.models:
         known = data.inside(model)

@@ -1,4 +1,4 @@
-"""What finished runs came to, for figures that compare them."""
+"""The results of runs, for figures that compare them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Result:
 
 
 def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float]) -> list[Result]:
-    """Of runs that have been evaluated; `value` is told a run and its recipe."""
+    """Of evaluated runs, in order; `value(run, recipe)` is what a result is drawn over."""
     if not folders:
-        raise ValueError("this figure compares runs: give their folders, such as runs/*")
+        raise ValueError("this figure compares runs: name their folders, such as runs/*")
     results = []
     for folder in map(str, folders):
         run = Run(Path(folder))
@@ -35,6 +35,6 @@ def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float])
     return results
 
 
-def told(results: Sequence[Result], head: str) -> str:
+def summary(results: Sequence[Result], head: str) -> str:
     lines = [f"{'':32}{head:>14}{'top-1':>8}"]
-    return "\n".join([*lines, *(f"{one.run:32}{one.value:14.4g}{one.top1:8.1f}" for one in results)])
+    return "\n".join([*lines, *(f"{result.run:32}{result.value:14.4g}{result.top1:8.1f}" for result in results)])

@@ -13,7 +13,7 @@ from labelflow.analysis.samples import batch_of
 from labelflow.chance import generator
 from labelflow.classifier import Classifier, build
 from labelflow.engine.run import Run
-from labelflow.figures.base import Asked, colour, new, short
+from labelflow.figures.base import FigureRequest, colour, new, shorten
 from labelflow.mix import Mix
 from labelflow.mixers import make_mixer, mix_batch
 from labelflow.models.create import load_exactly
@@ -40,16 +40,16 @@ class Data:
     rows: list[Row]
 
 
-def compute(asked: Asked) -> Data:
+def compute(request: FigureRequest) -> Data:
     rows, images = [], 0
-    for classifier in asked.load():
-        batches = _batches(classifier, asked)
+    for classifier in request.load():
+        batches = _batches(classifier, request)
         images = sum(len(batch) for batch, _ in batches)
-        rows.append(_row(classifier, batches, asked))
-    return Data(images, asked.mixer, rows)
+        rows.append(_row(classifier, batches, request))
+    return Data(images, request.mixer, rows)
 
 
-def _row(classifier: Classifier, batches: list[tuple[Tensor, Mix]], asked: Asked) -> Row:
+def _row(classifier: Classifier, batches: list[tuple[Tensor, Mix]], request: FigureRequest) -> Row:
     now = alignment_rmse(classifier.model, batches)
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
     if classifier.folder is None:
@@ -59,7 +59,7 @@ def _row(classifier: Classifier, batches: list[tuple[Tensor, Mix]], asked: Asked
     kept = sorted(classifier.folder.glob("checkpoints/[0-9]*"))
     if len(kept) > 1:
         model = _fresh(classifier)
-        for checkpoint in asked.track(kept, f"checkpoints of {classifier.name}"):
+        for checkpoint in request.track(kept, f"checkpoints of {classifier.name}"):
             average = checkpoint / "ema.safetensors"  # as the run's best weights are
             file = average if average.exists() else checkpoint / "model.safetensors"
             epoch = _epoch(Run(classifier.folder), int(checkpoint.name))
@@ -81,12 +81,12 @@ def _epoch(run: Run, update: int) -> float:
     return update / max(1, run.read("model.json")["samples"] // read_recipe(run).training.batch)
 
 
-def _batches(classifier: Classifier, asked: Asked) -> list[tuple[Tensor, Mix]]:
+def _batches(classifier: Classifier, request: FigureRequest) -> list[tuple[Tensor, Mix]]:
     """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
-    found = images_of(classifier, *asked.images(IMAGES), asked.evaluation_data(classifier))
+    found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
     if len(found) < 2:
         raise ValueError("to mix, there must be at least two images")
-    mixer = make_mixer(asked.mixer)
+    mixer = make_mixer(request.mixer)
     batches = []
     for start in range(0, len(found) - 1, BATCH):
         batch = batch_of(classifier, found[start : start + BATCH])
@@ -106,7 +106,7 @@ def draw(data: Data) -> Figure:
         if row.random:
             label = "random weights" if row is first else None
             bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2, label=label)
-    bars.set_yticks(places, [f"{short(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows], fontsize=8)
+    bars.set_yticks(places, [f"{shorten(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows], fontsize=8)
     bars.set_ylim(len(data.rows) - 0.3, -0.7)  # the first on top
     bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images")
     bars.grid(visible=False, axis="y")
@@ -115,7 +115,7 @@ def draw(data: Data) -> Figure:
         bars.legend(loc="best", fontsize=8)
     if curves:
         for place, row in enumerate(curves):
-            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour(place), marker=".", label=short(row.name))
+            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour(place), marker=".", label=shorten(row.name))
         axes[0, 1].set_xlabel("epoch (0: random weights)")
         axes[0, 1].set_ylabel("RMSE")
         axes[0, 1].set_ylim(bottom=0)
@@ -123,7 +123,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def told(data: Data) -> str:
+def summary(data: Data) -> str:
     lines = [f"{'':32}{'TL-Align':>10}{'> 0.05':>8}{'TransMix':>10}{'random weights':>16}"]
     for row in data.rows:
         random = f"{row.random.tl_align:16.3f}" if row.random else ""

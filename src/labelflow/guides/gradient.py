@@ -3,6 +3,7 @@
 Shapes: B batch, C classes, H×W pixels.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,8 @@ class Gradient:
 
     size: of the images it is taken of, as a part of theirs. A whole pass costs two thirds of a training step; at half
     the size it costs a quarter of that. ViTs get position embeddings resampled to it, convolutional networks take any
-    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images unchanged.
+    size, and a model that refuses a smaller size (a Swin, whose windows would not fit) sees the images
+    unchanged, with a warning.
     """
 
     parameters = 0
@@ -47,8 +49,13 @@ class Gradient:
                     return Guidance(_gradient(batch._replace(images=images))[0])
             except torch.OutOfMemoryError:
                 raise
-            except (AssertionError, RuntimeError, ValueError):  # the ways in which models refuse a size
+            except (AssertionError, RuntimeError, ValueError) as error:  # the ways in which models refuse a size
                 self.refused.add((id(model), small))
+                warnings.warn(
+                    f"{type(model).__name__} does not take images of {small[0]}×{small[1]} pixels, so Puzzle-Mix's "
+                    f"gradient is computed at full size ({type(error).__name__}: {error})",
+                    stacklevel=2,
+                )
         return Guidance(*_gradient(batch))
 
 

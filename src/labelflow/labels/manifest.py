@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 
 FORMAT, VERSION = "labelflow label store", 1
 SCORES = ("rest", "logits")
@@ -73,7 +73,7 @@ class Manifest:
 
 def write_manifest(path: Path, manifest: Manifest, **more: Any) -> None:
     value = {"format": FORMAT, "version": VERSION, "manifest": asdict(manifest), "ids": manifest.ids, **more}
-    with whole_file(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(value, indent=1) + "\n")
 
 

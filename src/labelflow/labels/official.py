@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 from labelflow.labels.store import Draft, LabelMap, Manifest, Store
 
 EXACT = 2048  # classes that float16 tells apart
@@ -79,7 +79,7 @@ def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         found = store.at(place)
-        with whole_file(path) as draft, open(draft, "wb") as file:
+        with atomic_write(path) as draft, open(draft, "wb") as file:
             torch.save(torch.from_numpy(np.stack([found.scores, found.classes.astype("<f2")])), file)
         written += 1
     return written

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines, unknown
 from labelflow.labels.manifest import Manifest, differences, read_manifest, write_manifest
 
@@ -141,7 +141,7 @@ class Draft:
                 write_manifest(path, manifest)
         begun, _ = read_manifest(self.folder / DRAFT)
         if not (self.folder / SAMPLES).exists():
-            with _of_many(self.folder / SAMPLES) as path, whole_file(path) as draft:
+            with _of_many(self.folder / SAMPLES) as path, atomic_write(path) as draft:
                 draft.write_bytes(lines)
         differs = differences(begun, manifest) or first_difference((self.folder / SAMPLES).read_bytes(), lines)
         if differs:
@@ -246,7 +246,7 @@ def _wrong(scores: Array, classes: Array, manifest: Manifest) -> str:
 
 
 def _save(path: Path, array: Array) -> None:
-    with whole_file(path) as draft, open(draft, "wb") as file:
+    with atomic_write(path) as draft, open(draft, "wb") as file:
         np.save(file, array, allow_pickle=False)
 
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from labelflow.engine.run import Run, whole_file
+from labelflow.engine.run import Run
+from labelflow.html import save
 from labelflow.report.classifier import classifier_page
 from labelflow.report.dense import detector_page, segmenter_page
 
@@ -12,9 +13,7 @@ PAGES = {"classify": classifier_page, "segment": segmenter_page, "detect": detec
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run's folder, whether it is finished or not; returns its path."""
     run = Run(folder)
-    page = PAGES[run.read("recipe.json").get("task", "classify")](run)
-    with whole_file(run / "report.html") as path:
-        path.write_text(page, encoding="utf-8")
+    save(run / "report.html", PAGES[run.read("recipe.json").get("task", "classify")](run))
     return run / "report.html"
 
 

@@ -1,6 +1,5 @@
 """The page of a classifier's run: where labels go, and the figures of the papers."""
 
-import base64
 import io
 from html import escape
 
@@ -9,9 +8,10 @@ from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.classifier import Classifier, load
 from labelflow.data import Data, Preprocessing, Stream, open_source
 from labelflow.engine.run import Run
+from labelflow.html import data_uri
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
-from labelflow.report.page import Measured, data_uri, make_page, percent
+from labelflow.report.page import Measured, make_page, percent
 from labelflow.tasks.classify import Recipe
 from labelflow.tasks.recipe import read_recipe
 
@@ -59,11 +59,11 @@ def classifier_page(run: Run) -> str:
 
 def _look(name: str, classifier: Classifier) -> str:
     """A figure of the papers, or why there is none."""
-    from labelflow.figures import FIGURES, Asked, styled  # which brings matplotlib
+    from labelflow.figures import FIGURES, FigureRequest, styled  # which brings matplotlib
 
     count, about = LOOKS[name]
     try:
-        data = FIGURES[name].compute(Asked((classifier,), count=count))
+        data = FIGURES[name].compute(FigureRequest((classifier,), count=count))
     except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
         return (
             f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
@@ -71,10 +71,10 @@ def _look(name: str, classifier: Classifier) -> str:
     with styled():
         drawn = io.BytesIO()
         FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
-    told = escape(FIGURES[name].told(data))
+    summary = escape(FIGURES[name].summary(data))
     return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
-<img src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}" alt="{told}" class="figure">
-<pre>{told}</pre></section>"""
+<img src="{data_uri(drawn.getvalue())}" alt="{summary}" class="figure">
+<pre>{summary}</pre></section>"""
 
 
 def _dense_labels(data: Data) -> str:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
-from labelflow.report.page import Measured, data_uri, make_page
+from labelflow.html import data_uri, table
+from labelflow.report.page import Measured, make_page
 from labelflow.tasks import SURE, find_objects, find_segments, load_run
 from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.detect.data import open_source as open_objects
@@ -83,13 +84,10 @@ def _classes(run: Run) -> str:
         return ""
     details = run.read(DETAILS)
     names = list(next(iter(details.values()), {}))
-    head = "".join(f'<th scope="col">{HEADINGS.get(name, name)}</th>' for name in names)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{shown(own[key])}</td>" for key in names)}</tr>'
-        for name, own in details.items()
-    )
-    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p><div class="classes"><table>
-<thead><tr><th scope="col">class</th>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"""
+    head = ["class", *(HEADINGS.get(name, name) for name in names)]
+    rows = [(name, *(shown(own[key]) for key in names)) for name, own in details.items()]
+    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p>
+<figure class="wide">{table(head, rows)}</figure></section>"""
 
 
 def shown(value: float | None) -> str:

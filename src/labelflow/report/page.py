@@ -1,16 +1,12 @@
 """What the pages of all runs have: results, curves, recipe and environment."""
 
-import base64
-import io
 from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
-from PIL import Image
-
-from labelflow.analysis.curves import line_chart, number
-from labelflow.analysis.html import document
 from labelflow.engine.run import Run
+from labelflow.html import data_uri as data_uri  # for robust/, until it imports it from labelflow.html
+from labelflow.html import document, line_chart, number, table
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings
 
@@ -105,11 +101,7 @@ def _charts(metrics: list[Values], measured: Measured) -> str:
 
 
 def _table(caption: str, values: Values) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(name.replace("_", " "))}</th><td>{escape(_shown(value))}</td></tr>'
-        for name, value in values.items()
-    )
-    return f"<table><caption>{escape(caption)}</caption><tbody>{rows}</tbody></table>"
+    return table((), [(name.replace("_", " "), _shown(value)) for name, value in values.items()], caption)
 
 
 def _shown(value: Any) -> str:
@@ -125,9 +117,3 @@ def _shown(value: Any) -> str:
 
 def percent(value: float) -> str:
     return f"{value:.2f} %"
-
-
-def data_uri(image: Image.Image, kind: str = "PNG") -> str:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -19,18 +19,18 @@ IMAGES, PAIRS, SAMPLES = 512, 512, 1000
 def fluctuation(run: Path) -> Metrics:
     """RMSE of the aligned share against λ (TL-Align, Figure 3), and of TransMix's."""
     from labelflow.figures import rmse  # brings matplotlib
-    from labelflow.figures.base import Asked
+    from labelflow.figures.base import FigureRequest
 
-    found = rmse.compute(Asked((str(run),), weights="last", count=IMAGES)).rows[0].now
+    found = rmse.compute(FigureRequest((str(run),), weights="last", count=IMAGES)).rows[0].now
     return {"rmse": found.tl_align, "rmse_transmix": found.transmix}
 
 
 def truth(run: Path) -> Metrics:
     """How far each method's share is from similarity (TL-Align, Figure 4) and from the visible objects."""
     from labelflow.figures import ratio
-    from labelflow.figures.base import Asked
+    from labelflow.figures.base import FigureRequest
 
-    found = ratio.compute(Asked((str(run),), weights="last", count=PAIRS))
+    found = ratio.compute(FigureRequest((str(run),), weights="last", count=PAIRS))
     metrics = {}
     for name, key in (("CutMix", "cutmix"), ("TransMix", "transmix"), ("TL-Align", "tl_align")):
         metrics[f"similarity_distance_{key}"] = found.distance[name]

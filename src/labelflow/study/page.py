@@ -1,14 +1,11 @@
 """The page of a study: a table of its claims and verdicts, a forest plot, what it cost, what was not run."""
 
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 from statistics import median
 
-from labelflow.analysis.curves import number, ticks
 from labelflow.compare.cells import Result
-from labelflow.compare.page import STANDALONE
-from labelflow.engine.run import whole_file
+from labelflow.html import Interval, dot_plot, standalone
+from labelflow.html.chart import ticks
 from labelflow.study.plan import Experiment, Plan
 from labelflow.study.verdicts import Verdict
 
@@ -51,40 +48,13 @@ def core_hours(experiment: Experiment, results: Sequence[Result]) -> float:
 
 def forest(verdicts: Sequence[Verdict]) -> str:
     """An <svg>: each claim's mean and interval in units of its margin, so that all share one axis."""
-    shown = [one for one in verdicts if one.difference is not None and one.difference.seeds > 1]
-    left, right, step, top = 250, 640, 26, 14
-    bottom = top + step * len(shown)
-    ends = [end / one.claim.margin for one in shown for end in (one.difference.low, one.difference.high)]  # type: ignore[union-attr]
-    marks = ticks(max(-6.0, min([*ends, -1.0])), min(6.0, max([*ends, 1.0])))
-
-    def across(value: float) -> float:
-        part = (value - marks[0]) / (marks[-1] - marks[0])
-        return left + min(1.0, max(0.0, part)) * (right - left)
-
-    parts = []
-    for mark in marks:
-        parts.append(f'<path class="rule" d="M{across(mark):.1f} {top}V{bottom}"/>')
-        parts.append(f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{number(mark)}</text>')
-    parts.append(f'<path class="rule" stroke-width="2" d="M{across(0):.1f} {top}V{bottom}"/>')
-    about = "difference, in units of the margin (the gain that the paper reports); right of 0: for the claim"
-    parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 34}" text-anchor="middle">{about}</text>')
-    for place, one in enumerate(shown):
-        found, y = one.difference, top + step * (place + 0.5)
-        assert found is not None
-        low, middle, high = (across(value / one.claim.margin) for value in (found.low, found.mean, found.high))
-        parts.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(one.claim.name)}</text>')
-        parts.append(f'<g class="line-{int(one.word == "holds")}"><path class="spread" d="M{low:.1f} {y}H{high:.1f}"/>')
-        parts.append(f'<circle cx="{middle:.1f}" cy="{y}" r="4"/></g>')
-        parts.append(f'<text x="{right + 8}" y="{y + 4}">{escape(one.word)}</text>')
-    told = "; ".join(f"{one.claim.name}: {one.word}" for one in shown)
-    size = f'viewBox="0 0 {right + 130} {bottom + 42}"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(told)}">{STANDALONE}'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+    rows = []
+    for verdict in verdicts:
+        gap, margin = verdict.difference, verdict.claim.margin
+        if gap is not None and gap.seeds > 1:
+            colour = 1 if verdict.word == "holds" else 0
+            low, middle, high = (value / margin for value in (gap.low, gap.mean, gap.high))
+            rows.append(Interval(verdict.claim.name, low, middle, high, colour=colour, note=verdict.word))
+    marks = ticks(max(-6.0, min([row.low for row in rows] + [-1.0])), min(6.0, max([row.high for row in rows] + [1.0])))
+    axis = "difference, in units of the margin (the gain that the paper reports); right of 0: for the claim"
+    return standalone(dot_plot(rows, axis, marks, margins=(250, 130)))

@@ -1,0 +1,18 @@
+"""HTML pages and SVG charts, each a file that needs no other, in one style."""
+
+from labelflow.html.chart import Interval, Point, dot_plot, line_chart, number, standalone
+from labelflow.html.document import data_uri, document, legend, save, table
+
+__all__ = [
+    "Interval",
+    "Point",
+    "data_uri",
+    "document",
+    "dot_plot",
+    "legend",
+    "line_chart",
+    "number",
+    "save",
+    "standalone",
+    "table",
+]

@@ -1,0 +1,20 @@
+"""The layers of labelflow, from the bottom up: a module imports what is below it, and from its own folder.
+
+`tests/test_structure.py` enforces the order. `labelflow compare` trains a cell again when a file of COMPUTE changes.
+"""
+
+COMPUTE = (  # decides the numbers of a run
+    *("lazy", "process", "spec", "chance", "tokens", "mix", "flow", "loss", "sparse"),
+    *("models", "adapters", "follow", "align"),
+    *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
+)
+PRESENTATION = (  # configures, shows or compares runs
+    *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "compare"),
+    *("robust", "study", "explore", "commands", "cli", "__main__"),
+)
+LAYERS = COMPUTE + PRESENTATION
+
+
+def is_compute(file: str) -> bool:
+    """Whether a file of the package, such as "engine/loop.py", decides the numbers of a run."""
+    return file.split("/")[0].removesuffix(".py") in COMPUTE

@@ -1,0 +1,40 @@
+"""The folder of a run: what is read back after a kill, and what is refused."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from labelflow.engine.run import Run, atomic_folder, atomic_write
+
+
+def test_only_a_last_unfinished_line_of_metrics_is_dropped(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.metrics() == []
+    run.log({"update": 1})
+    run.log({"update": 2})
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"update": 3, "lo')
+    assert run.metrics() == [{"update": 1}, {"update": 2}]
+    run.rewind(1)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"update": 1}\n'
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_any_other_damaged_line_is_an_error(tmp_path: Path, damaged: int) -> None:
+    lines = ['{"update": 1}\n', '{"update": 2}\n', '{"update": 3}\n']
+    lines[damaged - 1] = '{"upda\n'
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl is damaged in line {damaged}: "):
+        Run(tmp_path).metrics()
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("old")
+    with contextlib.suppress(KeyError), atomic_write(tmp_path / "a.txt") as draft:
+        draft.write_text("half")
+        raise KeyError
+    with contextlib.suppress(KeyError), atomic_folder(tmp_path / "b") as folder:
+        (folder / "c.txt").write_text("half")
+        raise KeyError
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.txt": "old"}
