@@ -126,7 +126,9 @@ FAMILIES: dict[str, tuple[str | Callable[..., nn.Module], dict, tuple[int, int]]
         "nf_resnet26", {"depths": (1, 2, 1, 1), "channels": (8, 16, 16, 16), "stem_chs": 8, "num_classes": 5}, (64, 64),
     ),
     "nfnet, same": (
-        "dm_nfnet_f0", {"depths": (1, 1, 1, 1), "channels": (8, 8, 8, 8), "stem_chs": 128, "group_size": 4, "num_classes": 5}, (64, 64),
+        "dm_nfnet_f0",
+        {"depths": (1, 1, 1, 1), "channels": (8, 8, 8, 8), "stem_chs": 128, "group_size": 4, "num_classes": 5},
+        (64, 64),
     ),
     "rexnet": (narrow, {"name": "rexnet_100", "by": 1}, (64, 96)),
     "senet, basic": (narrow, {"name": "legacy_seresnet18"}, (64, 96)),
