@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
 
 TOP_K = 10  # classes that are stored for each image
 SAVE_EVERY = 60  # seconds between saves of unfinished predictions
@@ -94,7 +94,7 @@ def _percent(correct: ndarray) -> list[float]:
 
 def write_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path, mark=f".{os.getpid()}") as draft:  # another process may write the same file
+    with atomic_write(path, mark=f".{os.getpid()}") as draft:  # another process may write the same file
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, draft)
 
 

@@ -11,9 +11,9 @@ from numpy import ndarray
 from rich.console import Console
 from rich.table import Column, Table
 
-from labelflow.analysis.curves import Point
 from labelflow.classifier import Classifier
-from labelflow.engine.run import whole_file
+from labelflow.engine.run import atomic_write
+from labelflow.html import Point
 
 
 @dataclass(frozen=True)
@@ -125,5 +125,5 @@ def as_json(models: Sequence[Classifier], sections: Sequence[Section], settings:
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    with whole_file(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

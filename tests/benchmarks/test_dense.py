@@ -12,7 +12,7 @@ import torch
 
 from labelflow.tasks.detect import cascade
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = "swin_tiny_patch4_window7_224(embed_dim=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2), window_size=1)"
 
 

@@ -232,7 +232,7 @@ def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
 
 
 def test_every_figure_has_its_place_in_the_documentation() -> None:
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[1] / "docs"
     page = (docs / "figures.md").read_text()
     for name in FIGURES:
         assert f"labelflow figure {name} " in page

@@ -198,7 +198,7 @@ def test_scores_are_the_reference_evaluators(guesses: tuple[dict[str, Any], list
 
 def test_on_real_photographs_the_truth_itself_is_perfect(tmp_path: Path) -> None:
     """And what the reference evaluator says of worse detections, crowds and small objects is what ours says."""
-    archive = Path(__file__).parents[3] / "shared/data/coco_tiny.zip"
+    archive = Path(__file__).parents[4] / "shared/data/coco_tiny.zip"
     if not archive.exists():
         pytest.skip("shared/data/coco_tiny.zip is not there")
     pytest.importorskip("pycocotools")
