@@ -17,8 +17,10 @@ from labelflow.cli import main
 from labelflow.commands.robust import _same
 from labelflow.data import Data, World
 from labelflow.engine import Training
+from labelflow.robust.attacks import ATTACKS
 from labelflow.robust.corruption_error import ALEXNET
-from labelflow.robust.corruptions import CORRUPTIONS
+from labelflow.robust.corruptions import CORRUPTIONS, EXTRA
+from labelflow.robust.suites import SUITES
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"
@@ -211,7 +213,7 @@ def test_errors_come_before_any_work(runs: Path, tmp_path: Path, capsys: pytest.
         (plain, f"{plain}/../plain"): "duplicate model in",
         ("test_vitt",): "there are test_vit",
         (plain, "--salient", tmp_path / "no" / "run"): "is not a run: there is no such folder",
-        (plain, "--frost", _damaged_frost(tmp_path / "frost")): "frost2.png is no image that can be read",
+        (plain, "--frost", _damaged_frost(tmp_path / "frost")): "frost2.png; a folder of frost textures needs",
         (plain, "--data", _one_class(tmp_path / "one")): "attacks need at least two classes",
         (plain, "--data", _latin(tmp_path / "latin")): "labels.csv is not UTF-8",
     }
@@ -233,7 +235,7 @@ def test_two_classes_have_their_own_attacks(tmp_path: Path, capsys: pytest.Captu
     assert run(*arguments, "--suite", "clean,attack", "--radii", 64) == 0
     printed = capsys.readouterr().out
     assert "autoattack: 2 classes: without apgd_t" in printed
-    assert "the DLR loss needs 3 classes or more, there are 2" in refused(capsys, *arguments, "--attacks", "apgd_dlr")
+    assert "the DLR loss needs at least 3 classes, not 2" in refused(capsys, *arguments, "--attacks", "apgd_dlr")
 
 
 def test_a_runs_own_folder_may_be_written_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,9 @@ def test_a_runs_own_folder_may_be_written_in_other_ways(tmp_path: Path, monkeypa
     assert not _same("photos", "others")
 
 
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example_and_all_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["robust", "--help"])
-    assert "Example: labelflow robust runs/plain runs/tl_align" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Example: labelflow robust runs/plain runs/tl_align" in text
+    assert not {name for name in (*SUITES, *ATTACKS, *EXTRA) if not re.search(rf"\b{name}[,;. ]", text)}
