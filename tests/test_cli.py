@@ -248,12 +248,12 @@ def test_other_classes_and_broken_files(
         for number in range(3):
             Image.new("RGB", (8, 8)).save(tmp_path / "other" / name / f"{number}.png")
     assert main(["eval", str(run), "--data", str(tmp_path / "other")]) == 2
-    assert "has other classes" in capsys.readouterr().err
+    assert "has different classes" in capsys.readouterr().err
     (tmp_path / "bad.jpg").write_text("no image")
     assert main(["predict", str(run), str(tmp_path / "bad.jpg")]) == 2
     assert "cannot read the image" in capsys.readouterr().err
     assert main(["train", "small_vit_tl_align", "--data", str(photos), "--out", str(run), *SMALL]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert main(["eval", str(run), "--weights", str(run / "recipe.json")]) == 2
     assert "can be read" in capsys.readouterr().err
 

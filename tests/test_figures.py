@@ -368,7 +368,7 @@ def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> Non
         (["accuracy"], "name their folders"),
         (["accuracy", "deit_tiny_patch16_224"], "is not a run"),
         (["relevance", MODEL, "--top", "0"], "must be at least 1"),
-        (["relevance", MODEL, MODEL], "each model may come once"),
+        (["relevance", MODEL, MODEL], "models must not repeat"),
         (["relevance", "resnet18=random"], "a ViT, a DeiT or an LV-ViT"),
         (["rmse", MODEL, "--data", "world(val=1)"], "at least two images"),
         (["aligned", MODEL, "--mixer", "cutmixx"], "did you mean cutmix"),

@@ -1,4 +1,4 @@
-"""Arguments of a command line, by tyro: what it refuses is told in one line."""
+"""Arguments of a command line, by tyro, with one-line error messages."""
 
 import contextlib
 import difflib
@@ -13,14 +13,14 @@ import tyro
 
 def parse_arguments(what: Any, args: Sequence[str], prog: str, **options: Any) -> Any:
     """What tyro makes of the arguments; of a function, its call, left to be made. What it refuses is a ValueError."""
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(printed):
             return tyro.cli(_deferred(what), args=args, prog=prog, **options)
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(_refusal(told.getvalue(), prog)) from None
+        raise ValueError(_refusal(printed.getvalue(), prog)) from None
 
 
 def _deferred(what: Any) -> Any:
@@ -42,11 +42,11 @@ def _refusal(box: str, prog: str) -> str:
         likely = re.findall(r"^\s*(--[\w-]+)", plain.partition("Perhaps you meant:")[2], re.MULTILINE)
         closest = difflib.get_close_matches(unknown[1], likely, n=1, cutoff=0)
         hint = "".join(f"; did you mean {name}?" for name in closest)
-        return f"{prog} has no {kind} {unknown[1]}{hint} ({prog} --help tells more)"
+        return f"{prog} has no {kind} {unknown[1]}{hint} (see {prog} --help)"
     _, *lines = [line.strip() for line in plain.splitlines()]
     paragraphs = re.split(r"\n(?:-*\n)+", "\n".join(lines).strip("-\n") + "\n")
     first = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(paragraphs[0].split()))
-    return f"{first} ({prog} --help tells more)"
+    return f"{first} (see {prog} --help)"
 
 
 def flag(name: str) -> str:

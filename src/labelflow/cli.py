@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "What a run's model sees in images: classes, segments or objects. "
         "Example: labelflow predict runs/quickstart a.jpg",
     ),
-    "report": Command("report:report", "Write a run's report.html anew. Example: labelflow report runs/quickstart"),
+    "report": Command("report:report", "Write a run's report.html again. Example: labelflow report runs/quickstart"),
     "robust": Command(
         "robust:robust",
         "How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side. "
@@ -134,9 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("labelflow: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if debug or not (told := _told(error)):
+        if debug or not (message := _message(error)):
             raise
-        print(f"labelflow: {told}", file=sys.stderr)
+        print(f"labelflow: {message}", file=sys.stderr)
         return 2
     return 0
 
@@ -172,19 +172,17 @@ def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -
     ]
     head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: TL-Align and Token Labeling.\n"
     debug = f"{DEBUG}, anywhere, or LABELFLOW_DEBUG=1 shows the traceback of an error."
-    return "\n".join([head, *lines, "", f"{prog} COMMAND --help tells more.", debug])
+    return "\n".join([head, *lines, "", f"{prog} COMMAND --help shows its options.", debug])
 
 
-def _told(error: Exception) -> str:
-    """In one line, what is wrong with what was asked for; '' if the error is ours."""
+def _message(error: Exception) -> str:
+    """What was wrong with the input, in one line; '' if the error is ours."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
-        return (
-            "the device is out of memory; choose a smaller --micro-batch, --batch or --attack-batch, or --checkpointing"
-        )
+        return "out of memory; try a smaller --micro-batch, --batch or --attack-batch, or --checkpointing"
     if not isinstance(error, ValueError | OSError) and not _is_of_timm(error):
         return ""
     text = str(error)
-    if "Original Traceback" in text:  # of a worker: what it raised
+    if "Original Traceback" in text:  # in a worker: its last line
         text = text.split("Original Traceback")[-1].strip().splitlines()[-1]
     return " ".join(text.split())
 

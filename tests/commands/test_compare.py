@@ -96,7 +96,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, capsys: pytest.
     (spoilt / cell.name / "recipe.json").write_text("{")  # a run that cannot be gone on with
     assert main(arguments) == 2
     told = capsys.readouterr()
-    assert "1 cells failed, and the table is without them: cutmix, seed 0:" in told.err
+    assert "1 cells failed and are missing from the table: cutmix, seed 0:" in told.err
     assert "is damaged" in told.err
     assert [path.name.split("-")[0] for path in tmp_path.glob("cells/*.json")] == ["tl_align"]
     assert "tl_align" in (tmp_path / "compare.md").read_text()
@@ -127,7 +127,7 @@ def test_cells_of_other_code_are_reused_only_when_asked(
     monkeypatch.setattr("labelflow.compare.cells.code_version", lambda: "another")
     arguments = command(finished, "--seeds", "0", "1", "--table-only")[3:]
     assert main(arguments) == 2
-    assert "no cell of this comparison is finished" in capsys.readouterr().err
+    assert "has no finished cell of this comparison" in capsys.readouterr().err
     assert main([*arguments, "--any-code"]) == 0
     assert "not finished" not in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_cells_of_other_code_are_reused_only_when_asked(
         (["compare"], ""),
         (["compare", "--seeds", "1"], "name the recipe first: labelflow compare RECIPE METHODS"),
         (["compare", "quickstart", "cutmix"], "name at least two methods, the baseline first"),
-        (["compare", "quickstart", "cutmix", "cutmix"], "each method may come once"),
+        (["compare", "quickstart", "cutmix", "cutmix"], "methods must not repeat: cutmix cutmix"),
         (["compare", "quickstart", "cutmix", "tl_aling"], "did you mean tl_align"),
         (["compare", "quickstart", "cutmix", "token_label"], "token_label need dense labels: labelflow annotate"),
         (

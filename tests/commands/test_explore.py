@@ -87,11 +87,11 @@ def test_given_images_come_first_as_squares(tmp_path: Path) -> None:
 def test_a_taken_port_is_one_line_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"port {port} is taken; choose another one, such as --port {port + 1}"):
+        with pytest.raises(ValueError, match=f"port {port} is in use; choose another, such as --port {port + 1}"):
             listen("127.0.0.1", port)
-    with pytest.raises(ValueError, match=r"cannot serve at 203\.0\.113\.1, port 0"):  # which nobody has
+    with pytest.raises(ValueError, match=r"cannot listen on 203\.0\.113\.1, port 0"):  # which nobody has
         listen("203.0.113.1", 0)
-    with pytest.raises(ValueError, match="port must be a number from 0 to 65535, not 70000"):
+    with pytest.raises(ValueError, match="port must be between 0 and 65535, not 70000"):
         listen("127.0.0.1", 70_000)
 
 
@@ -133,5 +133,5 @@ def test_it_serves_until_it_is_interrupted(
     visitor.join()
     assert "Where do the labels go?" in pages[0]
     told = capfd.readouterr()
-    assert told.out == f"Open {url} in a browser. Ctrl-C ends it.\n\n"
-    assert told.err == ("labelflow: whoever reaches 0.0.0.0 can use this page and its models\n" if warned else "")
+    assert told.out == f"Open {url} in a browser. Press Ctrl-C to stop.\n\n"
+    assert told.err == ("labelflow: anyone who can reach 0.0.0.0 can use this page and its models\n" if warned else "")

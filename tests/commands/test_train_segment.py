@@ -122,10 +122,10 @@ def test_evaluation_on_other_classes(folder: Path, tmp_path: Path, capsys: pytes
     capsys.readouterr()
     (folder / "classes.txt").write_text("sky\nroad\ntree\n")
     line = told_in_a_line(["eval", out], capsys)
-    assert "has other classes; 'tree' and 'road', 'road' and 'tree' stand in the same place" in line
+    assert "has different classes; 'tree' and 'road', 'road' and 'tree' are at the same index" in line
     (folder / "classes.txt").write_text("sky\ntree\nroad\ncar\n")
-    assert "has other classes: 4 instead of 3" in told_in_a_line(["eval", out], capsys)
-    assert "other classes" in told_in_a_line(
+    assert "has different classes: 4 instead of 3" in told_in_a_line(["eval", out], capsys)
+    assert "different classes" in told_in_a_line(
         ["segment", "segment_small", "--data", str(folder), "--out", out, *TINY, "--resume"], capsys
     )
     (folder / "classes.txt").write_text("sky\ntree\nroad\n")

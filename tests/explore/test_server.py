@@ -112,7 +112,7 @@ def test_an_upload_is_kept_shown_and_answered_about(client: TestClient) -> None:
 
 def test_setup_tells_what_can_be_chosen(client: TestClient) -> None:
     told = client.get("/setup").json()
-    assert told["models"] == [{"name": TINY, "note": "Its weights are random: it has learnt nothing yet.", "size": 32}]
+    assert told["models"] == [{"name": TINY, "note": "Random weights: this model is not trained.", "size": 32}]
     assert told["images"] == [{"id": "example-0", "name": "<b>one</b>"}, {"id": "example-1", "name": "two"}]
 
 
@@ -126,37 +126,40 @@ def test_too_much_is_not_read_to_its_end(client: TestClient) -> None:
             yield bytes(2**16)
 
     response = client.post("/images", content=endless())
-    assert (response.status_code, response.json()["error"]) == (413, "that is more than 10 MB; choose a smaller file")
+    assert (response.status_code, response.json()["error"]) == (
+        413,
+        "the request is larger than 10 MB; choose a smaller file",
+    )
     assert client.post("/answer", content=b" " * 5000).status_code == 413
 
 
 def test_bad_files_are_told_in_words(client: TestClient) -> None:
     response = client.post("/images", content=b"hello")
     assert response.status_code == 400
-    assert "no JPEG, PNG, WebP or BMP" in response.json()["error"]
+    assert "not a JPEG, PNG, WebP or BMP" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": 1}, "model must be a number from 0 to 0"),
+        ({"model": 1}, "model must be an index from 0 to 0"),
         ({"model": -1}, "model must be"),
         ({"model": True}, "model must be"),
         ({"model": "../../runs"}, "model must be"),
-        ({"own": "nothing"}, "does not have this picture"),
-        ({"partner": None}, "does not have this picture"),
-        ({"own": ["example-0"]}, "does not have this picture"),
-        ({"box": [0, 0, 1]}, "four numbers"),
-        ({"box": [0, 0, 1, 1.01]}, "four numbers"),
-        ({"box": [0, -0.1, 1, 1]}, "four numbers"),
-        ({"box": [0, 0, float("nan"), 1]}, "four numbers"),
-        ({"box": [0, 0, float("inf"), 1]}, "four numbers"),
-        ({"box": [0, 0, 10**2000, 1]}, "four numbers"),
-        ({"box": [0, 0, True, 1]}, "four numbers"),
-        ({"box": "0, 0, 1, 1"}, "four numbers"),
-        ({"box": None}, "four numbers"),
-        ({"box": [0.6, 0, 0.5, 1]}, "left before its right"),
-        ({"box": [0, 0.6, 1, 0.5]}, "top above its bottom"),
+        ({"own": "nothing"}, "no longer has this image"),
+        ({"partner": None}, "no longer has this image"),
+        ({"own": ["example-0"]}, "no longer has this image"),
+        ({"box": [0, 0, 1]}, "four fractions"),
+        ({"box": [0, 0, 1, 1.01]}, "four fractions"),
+        ({"box": [0, -0.1, 1, 1]}, "four fractions"),
+        ({"box": [0, 0, float("nan"), 1]}, "four fractions"),
+        ({"box": [0, 0, float("inf"), 1]}, "four fractions"),
+        ({"box": [0, 0, 10**2000, 1]}, "four fractions"),
+        ({"box": [0, 0, True, 1]}, "four fractions"),
+        ({"box": "0, 0, 1, 1"}, "four fractions"),
+        ({"box": None}, "four fractions"),
+        ({"box": [0.6, 0, 0.5, 1]}, "left <= right"),
+        ({"box": [0, 0.6, 1, 0.5]}, "top <= bottom"),
     ],
 )
 def test_bad_questions_are_refused_in_words(client: TestClient, change: dict[str, Any], words: str) -> None:
@@ -178,7 +181,7 @@ def test_what_is_no_question_is_refused(client: TestClient, body: bytes) -> None
         (
             RuntimeError("in /home/me/secret"),
             500,
-            "the server could not work this out; it has printed why, where it runs",
+            "the server failed; its terminal shows the error",
         ),
     ],
 )

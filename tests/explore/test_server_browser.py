@@ -99,7 +99,7 @@ def answered(page: Any, act: Any) -> Any:
 
 def test_a_person_plays_with_it(opened: Any, tmp_path: Path) -> None:
     page = opened(1280, 900)
-    assert "Its weights are random" in page.inner_text("#note")
+    assert "Random weights" in page.inner_text("#note")
     assert area(page) == pytest.approx(75, abs=0.1)
 
     asked = answered(page, lambda: page.locator("[data-role=own] .choices button").nth(3).click())
@@ -174,7 +174,7 @@ def test_results_that_are_not_of_what_is_chosen_are_dimmed(opened: Any) -> None:
     with page.expect_request("**/answer"):
         held[0].continue_()
     assert state.inner_text() == "Working it out …"
-    held[1].fulfill(status=503, json={"error": "too many others are waiting"})
+    held[1].fulfill(status=503, json={"error": "the server is busy"})
     expect(state).to_have_text("Out of date")
     assert (results.get_attribute("aria-busy"), results.get_attribute("class")) == ("false", "outcome result dim")
     assert page.evaluate(canvas) != fresh
@@ -217,12 +217,12 @@ def test_uploads_and_errors_are_told_in_words(opened: Any, tmp_path: Path) -> No
     upload.set_input_files(tmp_path / "broken.jpg")
     page.wait_for_selector("#problem:visible")
     assert page.get_attribute("#problem", "role") == "alert"
-    assert "no JPEG, PNG, WebP or BMP" in page.inner_text("#problem")
+    assert "not a JPEG, PNG, WebP or BMP" in page.inner_text("#problem")
 
     with (tmp_path / "large.png").open("wb") as large:
         large.truncate(10_000_001)
     upload.set_input_files(tmp_path / "large.png")
-    expect(page.locator("#problem")).to_contain_text("more than 10 MB")
+    expect(page.locator("#problem")).to_contain_text("larger than 10 MB")
 
     Image.new("RGB", (60, 30), "orange").save(tmp_path / "<i>fine.png")
     asked = answered(page, lambda: upload.set_input_files(tmp_path / "<i>fine.png"))

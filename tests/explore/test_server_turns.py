@@ -117,7 +117,7 @@ def test_nothing_is_computed_for_those_who_left_while_they_waited(slow: Any) -> 
 
 def test_beyond_a_few_that_wait_questions_are_refused_in_words(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, go_on = slow
-    monkeypatch.setattr(server, "WAITING", 2)
+    monkeypatch.setattr(server, "MAX_WAITING", 2)
 
     async def play() -> list[Client]:
         app = make()
@@ -134,13 +134,13 @@ def test_beyond_a_few_that_wait_questions_are_refused_in_words(slow: Any, monkey
 
     clients = anyio.run(play)
     assert [client.status for client in clients] == [200, 200, 200, 503, 200]
-    assert clients[3].error == "too many others are waiting for their turn; try again in a moment"
+    assert clients[3].error == "the server is busy; try again in a moment"
     assert asked == [0.1, 0.2, 0.3, 0.5]
 
 
 def test_only_a_few_uploads_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "UPLOADING", 2)
-    monkeypatch.setattr(server, "WAITING", 1)
+    monkeypatch.setattr(server, "PARALLEL_UPLOADS", 2)
+    monkeypatch.setattr(server, "MAX_WAITING", 1)
 
     async def play() -> list[Client]:
         app = make()
@@ -156,7 +156,7 @@ def test_only_a_few_uploads_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
     clients = anyio.run(play)
     assert [client.status for client in clients] == [400, 400, 400, 503]
-    assert "no JPEG, PNG, WebP or BMP" in clients[2].error
+    assert "not a JPEG, PNG, WebP or BMP" in clients[2].error
 
 
 @pytest.mark.parametrize("path", ["/images", "/answer"])
@@ -167,7 +167,7 @@ def test_what_says_that_it_is_long_is_refused_unread(path: str) -> None:
 
 
 def test_half_sent_uploads_end_and_their_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.2)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
     listening = listen("127.0.0.1", 0)
     place = listening.getsockname()
     settings = uvicorn.Config(make(), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1)

@@ -273,7 +273,7 @@ def test_a_resumed_annotation_does_what_is_left(
     maps = [whole.at(place) for place in draft.places(1)]
     draft.write(1, np.stack([one.scores for one in maps]), np.stack([one.classes for one in maps]))
     command = ["annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
-    assert "is unfinished, 1 of 3 shards are there; resume it (--resume)" in refused(capsys, *command)
+    assert "is unfinished (1 of 3 shards); continue with --resume" in refused(capsys, *command)
     assert "begun differently: seen was 'whole', not 'center(0.9)'" in refused(
         capsys, *command, "--resume", "--seen", "center(0.9)"
     )
@@ -334,10 +334,8 @@ def test_mistakes_are_told_in_a_line(
         capsys, "annotate", photos, *SMALL, "--weights", checkpoints(5), *out
     )
     for stream in ("wds", "hfids/some/thing"):
-        assert f"a stream such as {stream} does not name its samples" in refused(
-            capsys, "annotate", stream, *good, *out
-        )
-    assert "is whole already" in refused(capsys, "annotate", photos, *good, "--out", labels)
+        assert f"a stream such as {stream} has no sample names" in refused(capsys, "annotate", stream, *good, *out)
+    assert "is complete already" in refused(capsys, "annotate", photos, *good, "--out", labels)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     assert "holds other files (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
@@ -397,7 +395,7 @@ def test_inspect_and_verify(labels: Path, capsys: pytest.CaptureFixture[str]) ->
     for fact in ("2: cat, dog", "2×2", "like cat/"):
         assert fact in told
     assert say("labels", "verify", labels) == 0
-    assert f"{labels} is whole: 7 label maps" in capsys.readouterr().out
+    assert f"{labels} is intact: 7 label maps" in capsys.readouterr().out
 
 
 def test_many_shards_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -408,7 +406,7 @@ def test_many_shards_are_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
         draft.write(shard, np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 1, 1), int))
     draft.finish()
     assert say("labels", "verify", tmp_path) == 0
-    assert "is whole: 300 label maps" in capsys.readouterr().out
+    assert "is intact: 300 label maps" in capsys.readouterr().out
 
 
 def test_damage_is_told_in_a_line(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -452,7 +450,7 @@ def test_import_and_export(photos: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert say("labels", "import", tree, tmp_path / "imagenet") == 0
     assert len(Store(tmp_path / "imagenet").manifest.classes) == 1000
     assert "is not empty" in refused(capsys, "labels", "export", store, again)
-    assert "is whole already" in refused(capsys, "labels", "import", tree, store, "--classes", photos)
+    assert "is complete already" in refused(capsys, "labels", "import", tree, store, "--classes", photos)
     assert "has no label maps" in refused(capsys, "labels", "import", photos, tmp_path / "x", "--classes", photos)
     torch.save(torch.full((2, 2, 4, 3), 7.0), tree / "dog" / "3.pt")
     assert "dog/3.pt has class ids that are not integers from 0 to 1" in refused(
@@ -545,4 +543,4 @@ def test_a_whole_store_needs_no_second_time(tmp_path: Path, capsys: pytest.Captu
     assert main([*how, "--resume"]) == 0
     capsys.readouterr()
     assert main([*how, "--resume", "--top", "2"]) == 2
-    assert "is whole, but another one: k was 5, not 2" in capsys.readouterr().err
+    assert "is complete, but with other settings: k was 5, not 2" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_a_run_does_not_go_on_with_other_labels(
     assert card["labels"] == Store(labels).checksum
     (tmp_path / "model.json").write_text(json.dumps({**card, "labels": "others"}))
     assert train(labels, tmp_path, "token_label", VIT, "--resume") == 2
-    assert "began with other dense labels" in capsys.readouterr().err
+    assert "was started with other dense labels" in capsys.readouterr().err
 
 
 def test_compiled_without_a_graph_break() -> None:

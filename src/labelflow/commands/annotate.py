@@ -22,7 +22,7 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
     try:
         store = annotate_data(data, options)
     except KeyboardInterrupt:
-        print("labelflow: interrupted; whole files are kept, go on with --resume", file=sys.stderr)
+        print("labelflow: interrupted; complete shards are kept, continue with --resume", file=sys.stderr)
         raise SystemExit(130) from None
     if is_main_process():
         print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")

@@ -28,20 +28,20 @@ class Compare:
     """Train the same model on the same data under several methods and seeds."""
 
     methods: Positional[tuple[str, ...]]
-    """What is compared, the baseline first: names, or one's own as NAME=MIXER/TARGET."""
+    """Methods to compare, the baseline first: names, or NAME=MIXER/TARGET."""
     recipe: Annotated[Recipe, OmitArgPrefixes]
     out: Path
     """The folder of the comparison."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each method is trained once with each; they take the place of --seed."""
+    """Each method is trained once with each seed, instead of --seed."""
     jobs: int = 1
-    """Cells that are trained at once, each with its share of the cores."""
+    """Cells to train in parallel, each with its share of the cores."""
     speed_rounds: int = 5
-    """Updates of each method, in turn, for the column images/s; 0: no such column."""
+    """Updates of each method, in turn, to measure images/s; 0: do not measure."""
     any_code: bool = False
-    """Reuse cells that another version of the code has finished."""
+    """Reuse cells trained by another version of the code."""
     table_only: bool = False
-    """Train nothing: the table of what is finished."""
+    """Do not train: show the table of finished cells."""
 
 
 def compare(name: str, args: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def compare(name: str, args: Sequence[str]) -> None:
     default = Compare(("cutmix", "tl_align"), entry.recipe, Path("compare") / name)
     about = (
         f"The recipe {name} under several methods and seeds: a table of accuracies with their spread, of speed and "
-        f"memory, a plot, compare.html. What is finished is reused, what was interrupted goes on. Methods: "
+        f"memory, a plot, compare.html. Finished cells are reused, interrupted ones resumed. Methods: "
         f"{', '.join(METHODS)}. Example: labelflow compare {name} cutmix tl_align --seeds 0 1 2"
     )
     options = parse_arguments(Compare, args, f"labelflow compare {name}", default=default, description=about)
@@ -60,16 +60,16 @@ def compare(name: str, args: Sequence[str]) -> None:
     try:
         run_compare(name, options, methods)
     except (Interrupted, KeyboardInterrupt):
-        print("interrupted, and saved. The same command goes on", file=sys.stderr)
+        print("interrupted, checkpoints saved. Run the same command to continue", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 def _methods(options: Compare) -> list[Method]:
-    """What is compared, if the options are right."""
+    """The methods, after checking the options."""
     if options.jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {options.jobs}")
     if len(set(options.seeds)) != len(options.seeds) or not options.seeds:
-        raise ValueError(f"--seeds must be different whole numbers, at least one, not {options.seeds}")
+        raise ValueError(f"--seeds must be at least one integer, without repetitions, not {options.seeds}")
     methods = [find_method(text) for text in options.methods]
     _check(methods, options.recipe)
     return methods
@@ -84,11 +84,11 @@ def run_compare(name: str, options: Compare, methods: list[Method]) -> None:
     missing = [cell for cell in cells if cell not in results]
     speeds: dict[str, float] = {}
     failed: dict[Cell, Exception] = {}
-    # What would stop a cell at night stops it now: all are built, and take a step where their speed is measured.
+    # Fail early: every method is built now, and takes a step when its speed is measured.
     if not options.table_only:
         for cell in {cell.method: cell for cell in missing}.values():
             Classification(cell.recipe, tell=lambda text: None)
-    if options.speed_rounds and not is_launched():  # launched processes would wait for one another
+    if options.speed_rounds and not is_launched():  # launched processes would have to wait for each other
         speeds = _speeds(options, cells)
     if missing and not options.table_only:
         failed = _train(missing, results, options)
@@ -96,12 +96,12 @@ def run_compare(name: str, options: Compare, methods: list[Method]) -> None:
         return
     if not results:
         why = "".join(f"; {cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
-        raise ValueError(f"no cell of this comparison is finished in {options.out}{why}")
+        raise ValueError(f"{options.out} has no finished cell of this comparison{why}")
     ordered = [results[cell] for cell in cells if cell in results]
     _show(name, options, rows(ordered, speeds, [method.name for method in methods]), ordered, len(cells))
     if failed:
-        told = "; ".join(f"{cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
-        raise ValueError(f"{len(failed)} cells failed, and the table is without them: {told}")
+        reasons = "; ".join(f"{cell.method}, seed {cell.seed}: {error}" for cell, error in failed.items())
+        raise ValueError(f"{len(failed)} cells failed and are missing from the table: {reasons}")
 
 
 def _train(missing: "list[Cell]", results: "dict[Cell, Result]", options: Compare) -> "dict[Cell, Exception]":
@@ -111,18 +111,18 @@ def _train(missing: "list[Cell]", results: "dict[Cell, Result]", options: Compar
     from labelflow.engine.progress import Counted
 
     failed: dict[Cell, Exception] = {}
-    alone = options.jobs == 1  # then the cell has a bar of its own
+    alone = options.jobs == 1  # the cell then has its own progress bar
     with Counted("comparing", "cells", len(missing), quiet=alone) as progress:
         tell = print if alone and is_main_process() else progress.say
 
         def done(cell: "Cell", result: "Result | Exception | None") -> None:
-            told = "another program works at it" if result is None else f"failed: {result}"
+            status = "being trained by another process" if result is None else f"failed: {result}"
             if isinstance(result, Exception):
                 failed[cell] = result
             elif result is not None:
                 results[cell] = result
-                told = f"{result['metrics'][headline(result['metrics'])]:.1f} % top-1"
-            tell(f"{cell.method}, seed {cell.seed}: {told}")
+                status = f"{result['metrics'][headline(result['metrics'])]:.1f} % top-1"
+            tell(f"{cell.method}, seed {cell.seed}: {status}")
             progress.advance(1)
 
         run_cells(missing, options.out, options.jobs, done)
@@ -130,17 +130,15 @@ def _train(missing: "list[Cell]", results: "dict[Cell, Result]", options: Compar
 
 
 def _check(methods: list[Method], recipe: Recipe) -> None:
-    """The names, and the labels that some need."""
+    """Check the names, and that methods that need labels have them."""
     names = [method.name for method in methods]
     if len(names) < 2:
         raise ValueError(f"name at least two methods, the baseline first; there are {', '.join(METHODS)}")
     if len(set(names)) != len(names):
-        raise ValueError(f"each method may come once, not {' '.join(names)}")
+        raise ValueError(f"methods must not repeat: {' '.join(names)}")
     dense = [method.name for method in methods if method.dense]
     if dense and not recipe.data.labels:
-        raise ValueError(
-            f"{', '.join(dense)} need dense labels: labelflow annotate makes them, and --labels names them"
-        )
+        raise ValueError(f"{', '.join(dense)} need dense labels: make them with labelflow annotate, and pass --labels")
 
 
 def _finished(cell: "Cell", options: Compare) -> "Result | None":
@@ -149,14 +147,14 @@ def _finished(cell: "Cell", options: Compare) -> "Result | None":
 
 
 def _pace(recipe: Recipe) -> list[object]:
-    """The settings that a step's time depends on."""
+    """The settings that decide the time of a step."""
     training = recipe.training
     how = [training.micro_batch, training.optimizer, training.precision, training.compile, training.checkpointing]
     return [recipe.model, recipe.mixer, recipe.target, recipe.data.image_size, *how]
 
 
 def _speeds(options: Compare, cells: "list[Cell]") -> dict[str, float]:
-    """images/s relative to the first method; measured once for the same cells, and kept."""
+    """images/s relative to the first method; measured once for the same settings."""
     import torch
     from filelock import FileLock
 
@@ -171,13 +169,13 @@ def _speeds(options: Compare, cells: "list[Cell]") -> dict[str, float]:
     if options.table_only and not path.exists():
         return {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{key}.lock")):  # programs that run at once measure once
+    with FileLock(path.with_name(f".{key}.lock")):  # measured by one of several instances
         if not path.exists():
             with Counted("measuring speed", "rounds", options.speed_rounds + 1) as progress:
                 try:
                     speeds = measure_speeds(recipes, options.speed_rounds, progress.advance)
                 except torch.OutOfMemoryError:
-                    progress.say("not all methods fit into the memory at once: the table is without their speeds")
+                    progress.say("not enough memory for all methods at once: speeds are not measured")
                     return {}
             with atomic_write(path) as draft:
                 draft.write_text(json.dumps({name: asdict(one) for name, one in speeds.items()}, indent=1) + "\n")
@@ -206,10 +204,10 @@ def _show(name: str, options: Compare, table: "list[Row]", results: "list[Result
     ]
     versions = {result["code"] for result in results}
     if len(versions) > 1:
-        facts.append(f"The cells are of {len(versions)} versions of the code.")
+        facts.append(f"The cells were trained by {len(versions)} versions of the code.")
     if len(results) < cells:
         facts.append(f"{cells - len(results)} cells are not finished.")
-        print(f"\n{cells - len(results)} cells are not finished; the same command goes on.", file=sys.stderr)
+        print(f"\n{cells - len(results)} cells are not finished; run the same command to continue.", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
     with FileLock(options.out / ".lock"):
         write_page(options.out / "compare.html", f"{name}: {len(table)} methods", facts, table)

@@ -29,13 +29,13 @@ def evaluate(
 
     Args:
         run: The folder of a run.
-        data: Other data of the same classes, instead of the run's own.
+        data: Other data with the same classes, instead of the run's own.
         weights: best, last, or a file.
-        image_size: Of a classifier: another image size, if the model takes it.
-        scales: Of a segmenter: sizes to ask at, such as 0.75 1 1.25 1.5 1.75, whose answers are averaged.
-        flips: Of a segmenter: ask about the mirrored image, too.
-        window: Of a segmenter: the side of a sliding window; 0: the whole image at once.
-        stride: Of a segmenter: how far windows are apart.
+        image_size: For a classifier: another image size, if the model supports it.
+        scales: For a segmenter: multi-scale testing, such as 0.75 1 1.25 1.5 1.75.
+        flips: For a segmenter: also test the mirrored image.
+        window: For a segmenter: the side of the sliding window; 0: the whole image at once.
+        stride: For a segmenter: the stride of the sliding window.
         as_json: Print JSON, for programs.
     """
     from labelflow.tasks.runs import evaluate_in_detail
@@ -48,8 +48,8 @@ def evaluate(
         "window": window,
         "stride": stride,
     }
-    asked = {name: value for name, value in changes.items() if value is not None}
-    metrics, classes = evaluate_in_detail(run, weights, **asked)
+    given = {name: value for name, value in changes.items() if value is not None}
+    metrics, classes = evaluate_in_detail(run, weights, **given)
     if not is_main_process():
         return
     if as_json:

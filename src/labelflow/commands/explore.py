@@ -32,12 +32,12 @@ def explore(
     """A web page to play with: mix two images, drag the box, and watch the labels move through a model.
 
     Args:
-        models: Folders of runs, or timm models; none: runs/quickstart if it is there, or a small ViT.
-        images: Image files that the page offers, besides scenes of the sample world.
-        weights: Of timm models: pretrained (the default), packaged, random, or a file; of runs: best (the default),
-            last, or a file. A model may name its own: deit_tiny_patch16_224=random.
-        port: Where the page is served; 0: any port that is free.
-        host: The address that it is served at. Other than 127.0.0.1: others can reach it, too.
+        models: Run folders or timm models; default: runs/quickstart if it exists, or a small ViT.
+        images: Image files to offer on the page, besides scenes of the sample world.
+        weights: For timm models: pretrained (the default), packaged, random, or a file; for runs: best (the default),
+            last, or a file. For a single model: deit_tiny_patch16_224=random.
+        port: The port; 0: any free port.
+        host: The address to listen on. With another than 127.0.0.1, other machines can reach the page.
     """
     try:
         import uvicorn
@@ -52,8 +52,8 @@ def explore(
     with listening:
         app = make_app(offered(models, weights), Shelf(examples(images)), hosts={host, socket.gethostname()})
         if host not in LOCAL:
-            print(f"labelflow: whoever reaches {host} can use this page and its models", file=sys.stderr)
-        print(f"Open {address(listening)} in a browser. Ctrl-C ends it.", flush=True)
+            print(f"labelflow: anyone who can reach {host} can use this page and its models", file=sys.stderr)
+        print(f"Open {address(listening)} in a browser. Press Ctrl-C to stop.", flush=True)
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -105,14 +105,14 @@ def examples(files: Sequence[Path] = ()) -> "list[tuple[str, Image.Image]]":
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens, or a ValueError that says what to do."""
     if not 0 <= port < 2**16:
-        raise ValueError(f"port must be a number from 0 to 65535, not {port}")
+        raise ValueError(f"port must be between 0 and 65535, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} is taken; choose another one, such as --port {port + 1}") from None
-        raise ValueError(f"cannot serve at {host}, port {port}: {error}") from None
+            raise ValueError(f"port {port} is in use; choose another, such as --port {port + 1}") from None
+        raise ValueError(f"cannot listen on {host}, port {port}: {error}") from None
 
 
 def address(listening: socket.socket) -> str:

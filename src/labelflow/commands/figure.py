@@ -27,26 +27,26 @@ def figure(
     """A figure of the papers for your model and images, as PNG, SVG and JSON; without a name, the list of them.
 
     Args:
-        name: Which one: labelflow figure lists them.
-        what: Folders of runs, or timm's models; then image files, or none for evaluation images.
-        out: Where it goes, without an ending; figures/NAME by default.
-        weights: Of timm models: pretrained (the default), packaged, random, or a file; of runs: best (the default),
-            last, or a file. A model may name its own: deit_tiny_patch16_224=random.
-        count: How many images or pairs; 0: as many as the figure thinks right.
+        name: The figure; labelflow figure lists them.
+        what: Run folders or timm models, then image files; without files, evaluation images.
+        out: The output path without an extension; figures/NAME by default.
+        weights: For timm models: pretrained (the default), packaged, random, or a file; for runs: best (the default),
+            last, or a file. For a single model: deit_tiny_patch16_224=random.
+        count: How many images or pairs; 0: the figure's default.
         mixer: How images are mixed.
-        annotator: Whose label maps stand for Token Labeling (ratio): a run or a model; by default the model's own.
+        annotator: For ratio: the run or model whose label maps Token Labeling uses; by default the model itself.
         data: Other evaluation images than the run's own, such as 'world(objects=2)'.
-        top: For how many classes relevance is shown.
-        method: How relevance is computed.
+        top: For relevance: how many classes to show.
+        method: For relevance: how it is computed.
     """
     if not name:
         print("usage: labelflow figure NAME RUN|MODEL … [IMAGES]\n")
         for one in FIGURES:
             print(f"  {one:14} {_about(one)}")
-        print("\nlabelflow figure --help tells more.")
+        print("\nSee labelflow figure --help for the options.")
         return
     known(name, FIGURES, "figure")
-    from labelflow.figures import FigureRequest, save, styled  # matplotlib is for those who draw
+    from labelflow.figures import FigureRequest, save, styled  # imports matplotlib
 
     models, files = split(what)
     request = FigureRequest(models, files, weights, count, mixer, annotator, data, top, method, track)
@@ -59,7 +59,7 @@ def figure(
 
 
 def track(work: list[Any], what: str) -> Iterable[Any]:
-    """A bar, in a terminal."""
+    """A progress bar, in a terminal."""
     import rich.progress
     from rich.console import Console
 
@@ -68,7 +68,7 @@ def track(work: list[Any], what: str) -> Iterable[Any]:
 
 
 def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """Runs and models on one side, image files and the images of folders on the other.
+    """Runs and models, and image files (of folders, too).
 
     >>> split(["deit_small_patch16_224", "cat.jpg"])
     (('deit_small_patch16_224',), (PosixPath('cat.jpg'),))
@@ -82,13 +82,11 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
         if path.suffix.lower() in EXTENSIONS:
             files.append(path)
         elif path.is_file():
-            raise ValueError(f"{one} is not an image: {', '.join(sorted(EXTENSIONS))} are")
+            raise ValueError(f"{one} is not an image file ({', '.join(sorted(EXTENSIONS))})")
         elif path.is_dir() and not (path / "recipe.json").exists():
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in EXTENSIONS)
             if not found:
-                raise ValueError(
-                    f"{one} is neither a run nor a folder of images; folders inside it are not looked into"
-                )
+                raise ValueError(f"{one} is neither a run nor a folder of images; subfolders are not searched")
             files += found
         else:
             models.append(one)
@@ -96,7 +94,7 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def _stem(out: Path) -> Path:
-    """Without the ending that some people write."""
+    """Without an extension that was given."""
     return out.with_suffix("") if out.suffix in (".png", ".svg", ".json") else out
 
 

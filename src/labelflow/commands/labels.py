@@ -1,4 +1,4 @@
-"""`labelflow labels COMMAND …`: what can be done with dense labels that are there."""
+"""`labelflow labels COMMAND …`: inspect, verify, import, export and draw dense labels."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(labels: Positional[Path], as_json: bool = False) -> None:
-    """What a store of labels is.
+    """Describe a store of labels.
 
     Args:
         labels: The folder of the labels.
@@ -53,7 +53,7 @@ def verify(labels: Positional[Path]) -> None:
         problems = store.verify(_percents(progress))
     if problems:
         raise ValueError(f"{labels} is damaged: {'; '.join(problems)}")
-    print(f"{labels} is whole: {len(store)} label maps, checksum {store.checksum[:16]}")
+    print(f"{labels} is intact: {len(store)} label maps, checksum {store.checksum[:16]}")
 
 
 def import_labels(
@@ -66,7 +66,7 @@ def import_labels(
         out: The folder of the labels.
         classes: imagenet, or a folder of images whose class folders name the classes.
         seen: What of an image the maps show: whole, as ReLabel's; center(0.956), as Token Labeling's generator cropped.
-        resume: Go on with the labels in that folder, if they are unfinished.
+        resume: Continue with the unfinished labels in that folder.
     """
     from timm.data import ImageNetInfo
 
@@ -89,7 +89,7 @@ def export_labels(labels: Positional[Path], out: Positional[Path], resume: bool 
     Args:
         labels: The folder of the labels.
         out: The folder of the tree.
-        resume: Go on with a tree that is unfinished.
+        resume: Continue with an unfinished tree.
     """
     from timm.data import ImageNetInfo
 
@@ -99,7 +99,7 @@ def export_labels(labels: Positional[Path], out: Positional[Path], resume: bool 
     print(f"{export_tree(store, out, resume)} files in {out}")
     if list(store.manifest.classes) != ImageNetInfo().label_names():
         again = f"labelflow labels import {quote(str(out))} LABELS --classes DATA"
-        print(f"  back again     {again}  (whose folders name the classes)")
+        print(f"  to import it   {again}  (DATA: images in one folder per class)")
 
 
 def draw(
@@ -116,12 +116,12 @@ def draw(
 
     Args:
         labels: The folder of the labels.
-        data: The data that they were made for.
-        out: The picture.
+        data: The annotated data.
+        out: The image file.
         count: How many images.
         split: The part of the data, train or val.
-        root: Where torchvision and Hugging Face keep their files.
-        val_fraction: How much of a folder without train and val is set aside; as for annotate.
+        root: The folder for downloads of torchvision and Hugging Face.
+        val_fraction: The part of a folder without train and val that is set aside, as for annotate.
         split_seed: Chooses which files are set aside; as for annotate.
     """
     if split not in ("train", "val"):
@@ -133,7 +133,7 @@ def draw(
 
     source = open_source(Data(source=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
     if isinstance(source, Stream):
-        raise ValueError(f"a stream such as {data} does not name its samples, so that their labels can't be found")
+        raise ValueError(f"a stream such as {data} has no sample names, so no labels can be found")
     store = Store(labels)
     check_classes(list(source.classes), list(store.manifest.classes), str(labels))
     picture = label_picture(store, source, count)
@@ -143,7 +143,7 @@ def draw(
 
 
 def _percents(progress: "Counted") -> Callable[[float], None]:
-    """Of 100 parts, for what is told as a part of 1."""
+    """From fractions to percent."""
 
     def advance(part: float) -> None:
         more = round(100 * part) - progress.done

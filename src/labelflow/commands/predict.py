@@ -1,4 +1,4 @@
-"""`labelflow predict`: what a run's model sees in images."""
+"""`labelflow predict`: classes, segments or objects in images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,9 +29,9 @@ def predict(
     Args:
         run: The folder of a run.
         images: Image files.
-        top: Of a classifier: how many classes are told.
-        least: Of a detector: how sure it must be of an object, from 0 to 1.
-        out: Of a segmenter or detector: where pictures are written; the folder of the run, if it is not given.
+        top: For a classifier: how many classes to print.
+        least: For a detector: the score threshold, from 0 to 1.
+        out: For a segmenter or detector: the folder of the images that are written; RUN/predictions by default.
         weights: best, last, or a file.
     """
     from labelflow.data.images import read_or_refuse
@@ -46,14 +46,14 @@ def predict(
     for path in images:
         image = read_or_refuse(path)
         is_segmenter = isinstance(recipe, SegmentRecipe)
-        told, picture = _segments(loaded, image) if is_segmenter else _objects(loaded, image, least)
+        summary, picture = _segments(loaded, image) if is_segmenter else _objects(loaded, image, least)
         folder.mkdir(parents=True, exist_ok=True)
         drawn = folder / f"{path.stem}.png"
         if drawn in written:
             drawn = folder / f"{path.stem}_{len(written)}.png"
         written.add(drawn)
         picture.save(drawn)
-        print(f"{path}  {told or 'nothing'}  {drawn}")
+        print(f"{path}  {summary or 'nothing'}  {drawn}")
 
 
 def _classify(run: Path, images: Sequence[Path], top: int, weights: str) -> None:
@@ -66,23 +66,23 @@ def _classify(run: Path, images: Sequence[Path], top: int, weights: str) -> None
 
 
 def _segments(loaded: "LoadedRun[Any]", image: "Image.Image") -> "tuple[str, Image.Image]":
-    """How much of an image each class covers, and the picture."""
+    """The part of the image that each class covers, and the drawing."""
     from labelflow.analysis.drawn import draw_segments
     from labelflow.tasks import find_segments
 
     found = find_segments(loaded, image)
     counts = found.flatten().bincount(minlength=len(loaded.classes)).tolist()
     parts = sorted(zip(counts, loaded.classes, strict=True), reverse=True)
-    told = ", ".join(f"{name} {100 * count / found.numel():.1f} %" for count, name in parts if count)
-    return told, draw_segments(image, found, loaded.classes)
+    summary = ", ".join(f"{name} {100 * count / found.numel():.1f} %" for count, name in parts if count)
+    return summary, draw_segments(image, found, loaded.classes)
 
 
 def _objects(loaded: "LoadedRun[Any]", image: "Image.Image", least: float) -> "tuple[str, Image.Image]":
-    """The objects, and the picture."""
+    """The objects, and the drawing."""
     from labelflow.analysis.drawn import draw_objects
     from labelflow.tasks import find_objects
 
     found = find_objects(loaded, image, least)
     pairs = zip(found["labels"].tolist(), found["scores"].tolist(), strict=True)
-    told = ", ".join(f"{loaded.classes[label]} {100 * score:.0f} %" for label, score in pairs)
-    return told, draw_objects(image, found, loaded.classes)
+    summary = ", ".join(f"{loaded.classes[label]} {100 * score:.0f} %" for label, score in pairs)
+    return summary, draw_objects(image, found, loaded.classes)

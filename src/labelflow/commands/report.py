@@ -1,4 +1,4 @@
-"""`labelflow report`: a run's report.html anew."""
+"""`labelflow report`: write a run's report.html again."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tyro.conf import Positional
 
 
 def report(run: Positional[Path]) -> None:
-    """Write a run's report.html anew.
+    """Write a run's report.html again.
 
     Args:
         run: The folder of a run.

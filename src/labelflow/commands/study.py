@@ -1,4 +1,4 @@
-"""`labelflow study run | report`: experiments that were planned before they are run, and what they decide."""
+"""`labelflow study run | report`: pre-registered experiments and their verdicts."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,10 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
     """Run the cells of a plan that are missing, in its order.
 
     Args:
-        folder: Where plan.toml is.
+        folder: The folder of plan.toml.
         only: Only these experiments.
-        jobs: Cells that are trained at once, each with its share of the cores.
-        dry_run: Only list what is to be run.
+        jobs: Cells to train in parallel, each with its share of the cores.
+        dry_run: Only list the cells.
     """
     from labelflow.compare.cells import headline
     from labelflow.engine import Interrupted
@@ -50,7 +50,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
 
             run(plan, cells, jobs, done)
     except (Interrupted, KeyboardInterrupt):
-        print("interrupted, and saved. The same command goes on", file=sys.stderr)
+        print("interrupted, checkpoints saved. Run the same command to continue", file=sys.stderr)
         raise SystemExit(130) from None
     if failed:
         raise ValueError(f"{len(failed)} cells failed: {'; '.join(failed)}")
@@ -64,9 +64,9 @@ def report_study(
     """What the finished cells of a study decide.
 
     Args:
-        folder: Where plan.toml is.
+        folder: The folder of plan.toml.
         claims: Only these.
-        page: A Markdown file; what is below its line <!-- verdicts --> is written anew. The plot is put beside it.
+        page: A Markdown file; everything below its line <!-- verdicts --> is replaced. The plot is saved next to it.
     """
     from labelflow.html import save
     from labelflow.study.page import forest, markdown, row
@@ -88,7 +88,7 @@ def report_study(
         mark = "<!-- verdicts -->"
         text = page.read_text(encoding="utf-8") if page.exists() else f"# {plan.folder.name}\n\n{mark}\n"
         if mark not in text:
-            raise ValueError(f"{page} has no line {mark} below which the table could be written")
+            raise ValueError(f"{page} has no line {mark}; the table is written below it")
         plot = page.with_name(f"{page.stem}.svg")
         image = f"![Every claim, its interval and verdict]({plot.name})"
         save(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))

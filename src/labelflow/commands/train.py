@@ -30,13 +30,13 @@ NEXT = {  # after a first run
 
 @dataclass(frozen=True)
 class Train(Generic[R]):
-    """Train a recipe. Any of its settings can be given another value."""
+    """Train a recipe. Any of its settings can be overridden."""
 
     recipe: Annotated[R, OmitArgPrefixes]
     out: Path
     """The folder of the run."""
     resume: bool = False
-    """Go on with the run in that folder, if there is one."""
+    """Resume the run in that folder, if there is one."""
 
 
 def train(name: str, args: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str
     try:
         metrics = train_run(options.recipe, options.out, options.resume, name)
     except Interrupted as stopped:
-        print(f"{stopped}. Go on with --resume", file=sys.stderr)
+        print(f"{stopped}. Continue with --resume", file=sys.stderr)
         raise SystemExit(130) from None
     if not is_main_process():
         return

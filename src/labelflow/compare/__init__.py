@@ -1,4 +1,4 @@
-"""The same training under several methods and seeds: one table, and what it allows to say."""
+"""The same training under several methods and seeds: one table, with statistics."""
 
 from labelflow.compare.cells import Cell, make_cells
 from labelflow.compare.page import markdown, write_page

@@ -1,6 +1,6 @@
-"""Cells of a comparison: one method, one seed, an ordinary run. What a cell came to is a small JSON file.
+"""Cells of a comparison: one method, one seed, an ordinary run. The result of a cell is a small JSON file.
 
-OUT/cells/METHOD-SEED-KEY.json   a finished cell; it is enough to draw the table
+OUT/cells/METHOD-SEED-KEY.json   a finished cell, all that the table needs
 OUT/runs/METHOD-SEED-KEY/        its run
 """
 
@@ -31,12 +31,12 @@ from labelflow.tasks.classify import weights_file
 from labelflow.tasks.recipe import flat
 from labelflow.tasks.runs import RESUME_MAY_CHANGE
 
-Result = dict[str, Any]  # what a cell came to, as in its file
+Result = dict[str, Any]  # the content of a cell's file
 
 Finish = Callable[
     ["Cell", Path, Result], Result
 ]  # from a cell, the folder of its run and its result to a fuller result
-# Where things lie; what lies there is part of a key by its content.
+# Paths: a key depends on the content of the files, not on where they are.
 PLACES = {"source", "root", "labels", "init"}
 
 
@@ -44,8 +44,8 @@ PLACES = {"source", "root", "labels", "init"}
 class Cell:
     method: str
     recipe: Recipe  # in full, with its seed
-    data: str  # digests of the samples, of the dense labels, and of the weights to start from
-    code: str  # the version, and a digest of the code that computes
+    data: str  # digests of the samples, the dense labels and the initial weights
+    code: str  # the version, and a digest of the code
 
     @property
     def seed(self) -> int:
@@ -53,7 +53,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Of all that decides what the cell computes, but not of where its files lie."""
+        """A digest of all that decides the cell's numbers, but not of paths."""
         settings = {name: value for name, value in flat(asdict(self.recipe)) if name not in RESUME_MAY_CHANGE | PLACES}
         return _digest(json.dumps([settings, self.data, self.code], sort_keys=True))
 
@@ -68,16 +68,16 @@ class Cell:
         return out / "runs" / self.name
 
     def finished(self, out: Path) -> Result | None:
-        """What it came to before."""
+        """Its result, if it has been trained."""
         return read_result(self.file(out)) if self.file(out).exists() else None
 
     def finished_by_other_code(self, out: Path) -> Result | None:
-        """The newest of the same cells that other versions of the code have finished."""
+        """The newest result of the same cell by another version of the code."""
         paths = sorted(
             (out / "cells").glob(f"{self.method}-{self.seed}-*.json"), key=lambda path: -path.stat().st_mtime
         )
-        found = map(read_result, paths)
-        return next((one for one in found if replace(self, code=one["code"]).key == one["key"]), None)
+        results = map(read_result, paths)
+        return next((result for result in results if replace(self, code=result["code"]).key == result["key"]), None)
 
 
 def read_result(path: Path) -> Result:
@@ -87,24 +87,24 @@ def read_result(path: Path) -> Result:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         return result
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; remove it, and the cell is trained anew") from None
+        raise ValueError(f"{path} is damaged: {error}; remove it to train the cell again") from None
 
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
-    """Seed by seed, so that all methods have as many when time runs out."""
+    """Seed by seed, so that all methods have equally many seeds if time runs out."""
     data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
-    labels = Store(recipe.data.labels).checksum if any(one.data.labels for one in resolved.values()) else ""
+    labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
-        Cell(name, one.change(seed=seed), f"{data} {labels}" if one.data.labels else data, code)
+        Cell(name, own.change(seed=seed), f"{data} {labels}" if own.data.labels else data, code)
         for seed in seeds
-        for name, one in resolved.items()
+        for name, own in resolved.items()
     ]
 
 
 def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, finish: Finish | None = None) -> Result:
-    """Train it, or go on where it was interrupted, and write what it came to."""
-    begun = time.perf_counter()
+    """Train it, or resume it, and write its result."""
+    started = time.perf_counter()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=RESUME_MAY_CHANGE | PLACES, last=last)
@@ -122,7 +122,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "metrics": metrics,
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
-        "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - begun, 1),
+        "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - started, 1),
         "peak_memory": peak_memory(),
         "parameters": card["parameters"],
         "guide_parameters": card["guide_parameters"],
@@ -144,7 +144,7 @@ def _without_paths(recipe: Recipe) -> Recipe:
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
-    """Of training, from the lines of its metrics: interruptions and evaluations do not count."""
+    """Training time, from its metrics: interruptions and evaluations do not count."""
     before = 0
     for line in lines:
         if line["kind"] == "train":
@@ -153,12 +153,12 @@ def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The accuracy that counts: of the average of the weights, where there is one."""
+    """The metric to compare: the EMA's top-1 accuracy if there is an EMA."""
     return "ema_top1" if "ema_top1" in metrics else "top1"
 
 
 def peak_memory() -> int:
-    """Of this process or its device, in bytes."""
+    """Peak memory of this process or its device, in bytes."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     if sys.platform == "win32":
@@ -170,14 +170,14 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe) -> str:
-    """Of a folder, the names of all samples and their classes; otherwise the data's name, and how many there are."""
+    """Of a folder: all file names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split)
         parts += [split, *source.classes, str(len(source))]
         if isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
-        elif isinstance(source, Stream):  # what is read depends on where it is, and on how many read it
+        elif isinstance(source, Stream):  # its order depends on its location and on the number of workers
             parts += [recipe.data.source, recipe.data.root, str(recipe.data.workers)]
         else:
             parts.append(recipe.data.source)
@@ -185,7 +185,7 @@ def data_digest(recipe: Recipe) -> str:
 
 
 def init_digest(init: str) -> str:
-    """Of a file of weights, or of a run's; a name, such as pretrained, stands for itself."""
+    """A digest of a file or run; a name such as pretrained stands for itself."""
     path = Path(weights_file(init))
     return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else init
 

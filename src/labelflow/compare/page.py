@@ -13,7 +13,7 @@ HEAD = ("method", "top-1, %", "difference to the first, 95 % interval", "verdict
 NOTE = (
     "Top-1 accuracy after the last epoch, mean ± standard deviation over seeds (how many). The difference is paired, "
     "seed by seed, with Student's 95 % confidence interval, not corrected for the number of methods; a method is "
-    "better or worse only if the interval leaves out 0. images/s is relative to the first row, all methods in turn in "
+    "better or worse only if the interval excludes 0. images/s is relative to the first row, all methods in turn in "
     "one run. Memory is the largest of a training process; parameters are the model's, and those of a model beside it "
     "in training."
 )

@@ -1,7 +1,7 @@
-"""Runs cells: each in a process of its own, several at once where wanted, or all in the processes of `torchrun`.
+"""Run cells: each in a process of its own, --jobs at a time, or all in the processes of `torchrun`.
 
-The same comparison may be started several times at once, on one GPU each, say: a cell that another one works at is
-left to it.
+Several instances of the same comparison may run at once, for example one per GPU: a cell that another instance is
+training is skipped.
 """
 
 import multiprocessing
@@ -29,22 +29,24 @@ def run_cells(
     done: Callable[[Cell, Result | Exception | None], None],
     finish: Finish | None = None,
 ) -> None:
-    """Train all of them. `done` is told what each came to: its result, why it failed, or None, if it is left to another
-    program. `finish`, which can be pickled, adds to the results."""
+    """Train all of them. `done` receives the result of each, its exception, or None if another instance is training it.
+    `finish`, which must be picklable, adds to the results."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if jobs > 1:
-            raise ValueError("launched processes share each cell: leave --jobs at 1")
+            raise ValueError("launched processes share each cell: omit --jobs")
         for cell in cells:
             done(cell, run_cell(cell, out, last=cell is cells[-1], finish=finish))
         return
-    context = multiprocessing.get_context("forkserver")  # its processes start with everything imported
+    context = multiprocessing.get_context("forkserver")  # with everything imported
     assert isinstance(context, ForkServerContext)
     context.set_forkserver_preload(["labelflow.compare.runner"])
-    # A process for each cell: none inherits another's memory.
-    with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _passing_on_stops():
+    # A new process for each cell, so that peak memory is its own.
+    with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _forward_sigterm():
         queue, running = iter(cells), dict[Future[Result | None], Cell]()
         while True:
-            for cell in islice(queue, jobs - len(running)):  # no sooner: a pool starts what it was given once
+            for cell in islice(
+                queue, jobs - len(running)
+            ):  # only as many as can start now: a pool cannot take work back
                 running[pool.submit(_work, cell, out, jobs > 1, finish)] = cell
             if not running:
                 return
@@ -54,8 +56,8 @@ def run_cells(
                     done(cell, future.result())
                 except BrokenProcessPool:
                     raise ValueError(
-                        f"a process was killed while it trained {cell.method}, seed {cell.seed}, or another cell: is "
-                        "the memory full? The same command goes on; try fewer --jobs"
+                        f"a process was killed while training {cell.method}, seed {cell.seed}, or another cell; it may "
+                        "have run out of memory. Run the same command to continue, perhaps with fewer --jobs"
                     ) from None
                 except (ValueError, OSError, torch.OutOfMemoryError) as error:
                     done(cell, error)
@@ -72,7 +74,7 @@ def _share_cores(jobs: int) -> None:
 
 @contextmanager
 def _claimed(lock: Path) -> Iterator[bool]:
-    """Whether this process alone works at it, as long as it lives."""
+    """Whether this process got the lock, which it keeps while in the context."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock)
     try:
@@ -87,15 +89,15 @@ def _claimed(lock: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _passing_on_stops() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; a scheduler's SIGTERM may reach the first one only."""
+def _forward_sigterm() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal, but a scheduler's SIGTERM may reach this one only."""
 
-    def pass_on(number: int, frame: Any) -> None:
+    def forward(number: int, frame: Any) -> None:
         for child in multiprocessing.active_children():
             child.terminate()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, pass_on)
+    before = signal.signal(signal.SIGTERM, forward)
     try:
         yield
     finally:

@@ -28,10 +28,10 @@ class Speed:
 def measure_speeds(
     recipes: Mapping[str, Recipe], rounds: int, advance: Callable[[int], None] = lambda count: None
 ) -> dict[str, Speed]:
-    """Each round takes one update of each method, on the same samples; the first round is left out.
+    """Each round takes one update of each method, on the same samples; the first round is discarded.
 
-    Reading images is not part of it: batches are there. On a CPU it is the processor's time on one thread: other
-    programs make less of a difference. Where mixers take turns, each is measured, and counts as often as it comes.
+    Data loading is not included. On a CPU, it is the CPU time of one thread, which other programs affect less. In a
+    mixture of mixers, each is measured and weighted by its probability.
     """
     threads = torch.get_num_threads()
     if not torch.accelerator.is_available():

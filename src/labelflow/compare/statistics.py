@@ -1,4 +1,4 @@
-"""The table of a comparison, and what its numbers allow to say."""
+"""The table of a comparison, and what its numbers show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from labelflow.compare.cells import Result, headline
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two methods, seed by seed: only what both have is compared."""
+    """Of two methods, paired by seed, over the seeds that both have."""
 
     mean: float
     low: float  # the 95 % confidence interval
@@ -19,7 +19,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """A win or a loss only if the interval leaves out 0."""
+        """better or worse only if the interval excludes 0."""
         if self.seeds < 2:
             return "one seed: no verdict"
         if self.low > 0:

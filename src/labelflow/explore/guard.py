@@ -45,11 +45,11 @@ class Guard:
     def _problem(self, method: str, headers: Headers) -> str | None:
         host = headers.get("host", "")
         if not self._trusted(host):
-            return "this server does not go by that name; open the address that labelflow explore printed"
+            return "unknown host name; open the address that labelflow explore printed"
         origin = headers.get("origin")
         elsewhere = headers.get("sec-fetch-site", "same-origin") != "same-origin"
         if method not in ("GET", "HEAD") and (elsewhere or origin not in (None, f"http://{host}", f"https://{host}")):
-            return "only the page of this server may send it something"
+            return "requests must come from the page of this server"
         return None
 
     def _trusted(self, host: str) -> bool:

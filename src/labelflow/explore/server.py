@@ -26,9 +26,9 @@ from labelflow.explore.uploads import BYTES, Shelf, decode
 Value = TypeVar("Value")
 
 QUESTION_BYTES = 4096
-PATIENCE = 30  # seconds in which a request has to have arrived
-UPLOADING = 4  # uploads that are read at a time
-WAITING = 8  # requests that may wait for their turn
+REQUEST_SECONDS = 30  # seconds in which a request has to have arrived
+PARALLEL_UPLOADS = 4  # uploads that are read at a time
+MAX_WAITING = 8  # requests that may wait for their turn
 FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -39,13 +39,13 @@ FILES = {
 }
 
 
-UNTRAINED = "Its weights are random: it has learnt nothing yet."
+UNTRAINED = "Random weights: this model is not trained."
 
 
 def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
     """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits."""
     one_answer = anyio.CapacityLimiter(1)  # followers keep state
-    few_uploads, one_decoding = anyio.CapacityLimiter(UPLOADING), anyio.CapacityLimiter(1)  # images are large
+    few_uploads, one_decoding = anyio.CapacityLimiter(PARALLEL_UPLOADS), anyio.CapacityLimiter(1)  # images are large
 
     async def setup(request: Request) -> Response:
         offered = [
@@ -69,16 +69,16 @@ def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] 
 
     async def ask(request: Request) -> Response:
         _check_length(request, QUESTION_BYTES)
-        asked = _question(await _body(request, QUESTION_BYTES))
-        classifier = _chosen(models, asked.get("model"))
-        own, other = (_checked(partial(shelf.get, str(asked.get(name)))) for name in ("own", "partner"))
-        box = _checked(partial(_box, asked.get("box")))
+        question = _question(await _body(request, QUESTION_BYTES))
+        classifier = _chosen(models, question.get("model"))
+        own, other = (_checked(partial(shelf.get, str(question.get(name)))) for name in ("own", "partner"))
+        box = _checked(partial(_box, question.get("box")))
         _check_crowd(one_answer)
         async with one_answer:
             if await request.is_disconnected():  # while it waited
                 raise ClientDisconnect
-            told = await anyio.to_thread.run_sync(_checked, partial(answer, classifier, own, other, box))
-        return JSONResponse(told)
+            result = await anyio.to_thread.run_sync(_checked, partial(answer, classifier, own, other, box))
+        return JSONResponse(result)
 
     routes = [
         *(Route(path, partial(_file, name, kind)) for path, (name, kind) in FILES.items()),
@@ -87,7 +87,7 @@ def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] 
         Route("/images", upload, methods=["POST"]),
         Route("/answer", ask, methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _told, ClientDisconnect: _told, Exception: _failed}
+    handlers: dict[Any, Any] = {HTTPException: _refused, ClientDisconnect: _refused, Exception: _failed}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
 
 
@@ -95,28 +95,28 @@ async def _file(name: str, kind: str, request: Request) -> Response:
     return Response(Path(__file__).with_name(name).read_bytes(), media_type=kind)
 
 
-async def _told(request: Request, problem: Exception) -> Response:
-    """What was wrong, in words."""
+async def _refused(request: Request, problem: Exception) -> Response:
+    """What was wrong, as JSON."""
     if isinstance(problem, HTTPException):
         return JSONResponse({"error": problem.detail}, problem.status_code, problem.headers)
-    return JSONResponse({"error": "the request broke off"}, 400)
+    return JSONResponse({"error": "the request was cut off"}, 400)
 
 
 async def _failed(request: Request, problem: Exception) -> Response:
-    """No details, which may be nobody's business; uvicorn prints them where the server runs."""
-    return JSONResponse({"error": "the server could not work this out; it has printed why, where it runs"}, 500)
+    """Without details, which may be private; uvicorn prints them in the server's terminal."""
+    return JSONResponse({"error": "the server failed; its terminal shows the error"}, 500)
 
 
 async def _body(request: Request, most: int) -> bytes:
     """What was sent, read no further and waited for no longer than is allowed."""
     body = bytearray()
     try:
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(REQUEST_SECONDS):
             async for chunk in request.stream():
                 body += chunk
                 _check_bytes(len(body), most)
     except TimeoutError:
-        late = f"that did not arrive within {PATIENCE} seconds; choose a smaller file, or a faster connection"
+        late = f"the request did not arrive within {REQUEST_SECONDS} seconds; try a smaller file or a faster connection"
         raise HTTPException(408, late, {"Connection": "close"}) from None  # which ends what is still being sent
     return bytes(body)
 
@@ -129,12 +129,12 @@ def _check_length(request: Request, most: int) -> None:
 def _check_bytes(count: int, most: int) -> None:
     if count > most:
         large = f"{most // 1_000_000} MB" if most >= 1_000_000 else f"{most} bytes"
-        raise HTTPException(413, f"that is more than {large}; choose a smaller file")
+        raise HTTPException(413, f"the request is larger than {large}; choose a smaller file")
 
 
 def _check_crowd(turns: anyio.CapacityLimiter) -> None:
-    if turns.statistics().tasks_waiting >= WAITING:
-        raise HTTPException(503, "too many others are waiting for their turn; try again in a moment")
+    if turns.statistics().tasks_waiting >= MAX_WAITING:
+        raise HTTPException(503, "the server is busy; try again in a moment")
 
 
 def _checked(look: Callable[[], Value], status: int = 400) -> Value:
@@ -147,27 +147,27 @@ def _checked(look: Callable[[], Value], status: int = 400) -> Value:
 
 def _question(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)
+        question = json.loads(body)
     except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict):
-        raise HTTPException(400, "a question is a JSON object with model, own, partner and box")
-    return asked
+        question = None
+    if not isinstance(question, dict):
+        raise HTTPException(400, "the request must be a JSON object with model, own, partner and box")
+    return question
 
 
 def _chosen(models: Sequence[Classifier], number: Any) -> Classifier:
     if type(number) is not int or not 0 <= number < len(models):
-        raise HTTPException(400, f"model must be a number from 0 to {len(models) - 1}, of the models that are offered")
+        raise HTTPException(400, f"model must be an index from 0 to {len(models) - 1}")
     return models[number]
 
 
 def _box(values: Any) -> Box:
     numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     if not numbers or len(values) != 4 or not all(0 <= value <= 1 for value in values):
-        raise ValueError("box must be four numbers from 0 to 1: left, top, right and bottom, in parts of the image")
+        raise ValueError("box must be four fractions of the image, from 0 to 1: left, top, right, bottom")
     box = Box(*map(float, values))
     if box.left > box.right or box.top > box.bottom:
-        raise ValueError("box must have its left before its right, and its top above its bottom")
+        raise ValueError("box must have left <= right and top <= bottom")
     return box
 
 

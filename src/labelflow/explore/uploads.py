@@ -10,7 +10,7 @@ from PIL import Image
 
 from labelflow.data.images import to_rgb
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # told by what a file holds, not by its name
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # recognised by content, not by name
 BYTES = 10_000_000
 PIXELS = 40_000_000
 SMALLEST = 8  # of both sides, in pixels
@@ -22,7 +22,7 @@ UPLOADS = 32  # how many are kept
 def decode(file: bytes) -> Image.Image:
     """The centre square of an image in RGB. Whatever is wrong with the file is a ValueError in plain words."""
     if len(file) > BYTES:
-        raise ValueError(f"the file has more than {BYTES // 1_000_000} MB; choose a smaller one")
+        raise ValueError(f"the file is larger than {BYTES // 1_000_000} MB; choose a smaller one")
     try:
         with Image.open(io.BytesIO(file), formats=FORMATS) as image:  # reads the header only
             _check_size(*image.size)
@@ -30,11 +30,11 @@ def decode(file: bytes) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ValueError(_too_many_pixels()) from None
     except Image.UnidentifiedImageError:
-        raise ValueError("the file is no JPEG, PNG, WebP or BMP image, or its beginning is damaged") from None
+        raise ValueError("the file is not a JPEG, PNG, WebP or BMP image, or its header is damaged") from None
     except _Refused as refused:
         raise ValueError(str(refused)) from None
     except Exception:  # damaged files make PIL raise all kinds of them
-        raise ValueError("the image is damaged or cut off: it cannot be decoded") from None
+        raise ValueError("the image is damaged or truncated and cannot be decoded") from None
 
 
 def square(image: Image.Image) -> Image.Image:
@@ -73,7 +73,7 @@ class Shelf:
             return self.examples[key]
         with self.lock:
             if key not in self.uploads:
-                raise ValueError("the server does not have this picture any more; upload it again")
+                raise ValueError("the server no longer has this image; upload it again")
             self.uploads.move_to_end(key)
             return self.uploads[key]
 

@@ -51,11 +51,11 @@ class Data:
 
 def compute(request: FigureRequest) -> Data:
     if request.top < 1:
-        raise ValueError(f"top, how many classes are shown, must be at least 1, not {request.top}")
+        raise ValueError(f"top must be at least 1, not {request.top}")
     classifiers = request.load()
     names = [classifier.label for classifier in classifiers]
     if len(set(names)) != len(names):
-        raise ValueError(f"each model may come once, not {', '.join(names)}")
+        raise ValueError(f"models must not repeat: {', '.join(names)}")
     rows: list[Row] = []
     for classifier in classifiers:  # all are shown the first one's images, each sees them in its own way
         found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifiers[0]))

@@ -60,7 +60,7 @@ def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
 
 
 def annotator_columns(annotator: Classifier, classes: Sequence[str]) -> list[int] | None:
-    """Where the annotator's logits have the classes of the data; None: they are these."""
+    """The columns of the annotator's logits for the classes of the data; None: the same classes in the same order."""
     try:
         return annotator.columns(classes)
     except ValueError as error:
@@ -81,10 +81,10 @@ def annotate(
     progress: Counted,
     resume: bool = False,
 ) -> Store:
-    """Annotate every image of a source, dealt to all processes."""
+    """Annotate every image of a source, divided among all processes."""
     columns = annotator_columns(annotator, source.classes)
     device = accelerator.device
-    model = annotator.model.to(device).to(memory_format=torch.channels_last).eval()  # convolutions are faster so
+    model = annotator.model.to(device).to(memory_format=torch.channels_last).eval()  # faster convolutions
     grid = _grid(model, annotator.preprocessing.size, accelerator)
     manifest = Manifest(
         annotator=annotator.architecture,
@@ -99,12 +99,12 @@ def annotate(
         shard=annotation.shard,
     )
     keys = [source.key(index) for index in range(len(source))]
-    if resume and (out / "manifest.json").exists():  # a job script can always say --resume
+    if resume and (out / "manifest.json").exists():  # so that job scripts can always pass --resume
         return _finished(Store(out), manifest, keys)
     draft = Draft(out, manifest, keys, resume)
     unwritten = draft.missing()
     progress.skip(len(source) - sum(len(draft.places(shard)) for shard in unwritten))
-    accelerator.wait_for_everyone()  # before anyone writes: all have to deal the same shards
+    accelerator.wait_for_everyone()  # before any process writes: all must see the same missing shards
     missing = unwritten[accelerator.process_index :: accelerator.num_processes]
     problems: list[str] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
@@ -122,10 +122,10 @@ def annotate(
             with torch.inference_mode(), accelerator.autocast():
                 images = batch.images.to(device, non_blocking=True, memory_format=torch.channels_last)
                 logits, _ = place_logits(model, images)
-            # one image after the other: of 21k classes a batch is large
+            # image by image: with 21k classes, a batch is large
             found = [best_scores(one[:, chosen].float(), manifest.k, annotation.scores) for one in logits]
             scores, classes = (torch.stack(part) for part in zip(*found, strict=True))
-            scores = scores * batch.weights.to(scores)[:, None, None]  # nothing is known of what could not be read
+            scores = scores * batch.weights.to(scores)[:, None, None]  # unreadable images get empty labels
             parts.append((_maps(scores, grid), _maps(classes, grid)))
             wanted -= len(batch.images)
             progress.advance(len(batch.images) * accelerator.num_processes)
@@ -138,10 +138,12 @@ def annotate(
 
 
 def _finished(store: Store, manifest: Manifest, keys: Sequence[str]) -> Store:
-    """A store that is whole already, if it is the one that would be made."""
+    """A complete store, if its settings are the same."""
     differs = differences(store.manifest, manifest) or ", ".join(store.lacks(keys)[:1])
     if differs:
-        raise ValueError(f"{store.folder} is whole, but another one: {differs}; say the same, or choose a new folder")
+        raise ValueError(
+            f"{store.folder} is complete, but with other settings: {differs}; use the same, or choose a new folder"
+        )
     return store
 
 
@@ -164,4 +166,4 @@ def _grid(model: nn.Module, size: int, accelerator: Accelerator) -> tuple[int, i
         with accelerator.autocast():
             return place_logits(model, torch.zeros(1, 3, size, size, device=accelerator.device))[1]
     except (AssertionError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"the annotator gives no scores at places of images of {size} pixels: {error}") from None
+        raise ValueError(f"the annotator gives no scores per location for images of {size} pixels: {error}") from None

@@ -12,7 +12,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def to_lines(keys: Sequence[str]) -> bytes:
     broken = next((key for key in keys if "\n" in key), None)
     if broken is not None:
-        raise ValueError(f"a key cannot hold a line break: {broken!r}")
+        raise ValueError(f"a key must not contain a line break: {broken!r}")
     return _encode("".join(f"{key}\n" for key in keys))
 
 
@@ -36,8 +36,8 @@ def make_index(keys: Sequence[str]) -> Array:
     if len(same):
         one, other = (keys[place] for place in places[same[0] : same[0] + 2])
         if one == other:
-            raise ValueError(f"the key {one!r} comes twice; images may differ in their endings alone: rename one")
-        raise ValueError(f"{one!r} and {other!r} have one hash; rename one")
+            raise ValueError(f"duplicate key {one!r}: two images differ in their extension only; rename one")
+        raise ValueError(f"{one!r} and {other!r} have the same hash; rename one")
     return np.stack([hashes[places], places])
 
 

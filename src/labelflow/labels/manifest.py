@@ -12,16 +12,16 @@ from labelflow.engine.run import atomic_write
 
 FORMAT, VERSION = "labelflow label store", 1
 SCORES = ("rest", "logits")
-MOST_SHARDS = 512
+MAX_SHARDS = 512
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """How the labels of one split of a data set came about, and their shape."""
+    """How the labels of one split of a data set were made, and their shape."""
 
-    annotator: str  # the model's name, or how else they came
+    annotator: str  # the model's name, or another origin
     weights: str  # where its weights came from; may be empty
-    image_size: int  # pixels it looked at; 0: unknown
+    image_size: int  # of the annotator, in pixels; 0: unknown
     seen: str  # "whole": the image stretched to a square; "center(0.956)": that part of the shorter side
     scores: str  # "rest": relative to the absent classes; "logits": as the network gives them
     grid: tuple[int, int]  # rows, columns
@@ -34,19 +34,21 @@ class Manifest:
         if len(self.grid) != 2 or min(self.grid) < 1:
             raise ValueError(f"grid must be (rows, columns), at least (1, 1), not {self.grid}")
         if not 1 <= self.k <= len(self.classes):
-            raise ValueError(f"k must lie between 1 and the number of classes, {len(self.classes)}, not {self.k}")
+            raise ValueError(f"k must be between 1 and the number of classes ({len(self.classes)}), not {self.k}")
         if self.samples < 1 or self.shard < 0:
-            raise ValueError(f"there must be samples, some in each shard, not {self.samples}, {self.shard} in a shard")
+            raise ValueError(f"samples must be ≥ 1 and shard ≥ 0, not {self.samples} and {self.shard}")
         if not self.shard:
             object.__setattr__(self, "shard", 256 * -(-self.samples // 256**2))
-        if self.shards > MOST_SHARDS:  # each is kept open by each worker
-            raise ValueError(f"{self.shards} shards are too many, {MOST_SHARDS} the most: choose a larger shard")
+        if self.shards > MAX_SHARDS:  # each is kept open by each worker
+            raise ValueError(f"{self.shards} shards are too many (at most {MAX_SHARDS}); choose a larger shard")
         if self.image_size < 0:
-            raise ValueError(f"image_size must be a number of pixels, or 0 if unknown, not {self.image_size}")
+            raise ValueError(f"image_size must be ≥ 0 (0: unknown), not {self.image_size}")
         if self.scores not in SCORES:
             raise ValueError(f"scores must be {' or '.join(map(repr, SCORES))}, not {self.scores!r}")
         if self.seen != "whole" and not 0 < center_part(self.seen) <= 1:
-            raise ValueError(f"seen must be 'whole' or like 'center(0.956)', a part up to 1, not {self.seen!r}")
+            raise ValueError(
+                f"seen must be 'whole' or 'center(P)' with 0 < P <= 1, such as 'center(0.956)', not {self.seen!r}"
+            )
 
     @property
     def shards(self) -> int:
@@ -67,7 +69,7 @@ class Manifest:
     def places(self, shard: int) -> range:
         """The samples in a shard."""
         if not 0 <= shard < self.shards:
-            raise ValueError(f"there is no shard {shard}: there are {self.shards}, from 0")
+            raise ValueError(f"there is no shard {shard}; there are {self.shards}, counted from 0")
         return range(shard * self.shard, min((shard + 1) * self.shard, self.samples))
 
 
@@ -78,13 +80,13 @@ def write_manifest(path: Path, manifest: Manifest, **more: Any) -> None:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest, and all that the file says."""
+    """The manifest, and the whole content of the file."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"{path.parent} is not a store of labels: its {path.name} is of another kind")
+        raise ValueError(f"{path.parent} is not a store of labels: its {path.name} has another format")
     if value.get("version") != VERSION:
         raise ValueError(
             f"{path.parent} was made by another version of labelflow: "

@@ -11,7 +11,7 @@ import torch
 from labelflow.engine.run import atomic_write
 from labelflow.labels.store import Draft, LabelMap, Manifest, Store
 
-EXACT = 2048  # classes that float16 tells apart
+EXACT = 2048  # integers that float16 represents exactly
 
 
 def import_tree(
@@ -25,7 +25,7 @@ def import_tree(
 ) -> Store:
     """A store of the maps in a tree. The key of TREE/CLASS/NAME.pt is CLASS/NAME.
 
-    `advance` is told how much is done, from 0 to 1.
+    `advance` receives the fraction done, 0 to 1.
     """
     tree = Path(tree)
     keys = _keys(tree)
@@ -50,7 +50,7 @@ def import_tree(
             if found.scores.shape != first.scores.shape:
                 raise ValueError(
                     f"{_path(tree, keys[place])} has k, rows, columns {found.scores.shape}, "
-                    f"but {_path(tree, keys[0])} has {first.scores.shape}; a store holds maps of one shape"
+                    f"but {_path(tree, keys[0])} has {first.scores.shape}; all maps of a store have one shape"
                 )
         draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
         advance((number + 1) / len(missing))
@@ -58,12 +58,12 @@ def import_tree(
 
 
 def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
-    """Write the tree; the number of files written. With `resume`, those that are there are kept."""
+    """Write the tree; the number of files written. With `resume`, existing files are kept."""
     out = Path(out)
     if len(store.manifest.classes) > EXACT:
         raise ValueError(
-            f"{store.folder} has {len(store.manifest.classes)} classes: the files of such a tree hold them in float16, "
-            f"which tells no more than {EXACT} apart"
+            f"{store.folder} has {len(store.manifest.classes)} classes: such a tree stores them in float16, which "
+            f"is exact up to {EXACT} only"
         )
     keys = store.keys()
     for key in keys:
@@ -71,7 +71,7 @@ def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
         if str(inside) != key or inside.is_absolute() or ".." in inside.parts or "\0" in key:
             raise ValueError(f"the key {key!r} is not a path below {out}; such a tree needs keys like 'CLASS/NAME'")
     if not resume and out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; resume, or choose a new folder")
+        raise ValueError(f"{out} is not empty; use resume, or choose a new folder")
     written = 0
     for place, key in enumerate(keys):
         path = _path(out, key)
@@ -108,12 +108,14 @@ def _read(path: Path, classes: int) -> LabelMap:
         found = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"{path} is not a label map: it holds {found}, not a float tensor [2, k, rows, columns]")
     if tensor.dtype is torch.float16 and classes > EXACT:
-        raise ValueError(f"{path} holds classes in float16, which tells no more than {EXACT} apart, not {classes}")
+        raise ValueError(f"{path} stores classes in float16, which is exact up to {EXACT} only, not up to {classes}")
     scores, ids = tensor.double().numpy()
     if not np.isfinite(tensor[0].half().numpy()).all():
-        raise ValueError(f"{path} has scores that are not finite numbers in float16")
+        raise ValueError(f"{path} has scores that are not finite in float16")
     if not (np.equal(ids, np.floor(ids)) & (ids >= 0) & (ids < classes)).all():
-        raise ValueError(f"{path} has class ids that are not integers from 0 to {classes - 1}: are these its classes?")
+        raise ValueError(
+            f"{path} has class ids that are not integers from 0 to {classes - 1}: does it use other classes?"
+        )
     return LabelMap(scores.astype("<f2"), ids.astype(np.int64))
 
 

@@ -18,7 +18,7 @@ class Annotation:
     batch: int = 0
     """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
     shard: int = 0
-    """Images in a file; after a kill, whole files are kept. 0: 256, or more, so that there are at most 256 files."""
+    """Images per file; complete files survive a kill. 0: 256, or more, so that there are at most 256 files."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision of the annotator."""
 
@@ -56,7 +56,7 @@ class Annotate:
     workers: int = -1
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
-    """How many images that cannot be read are skipped, and told, before it stops. They get labels that say nothing."""
+    """How many unreadable images are skipped and reported before it stops. They get empty labels."""
     resume: bool = False
-    """Go on with the labels in that folder, if they are unfinished."""
+    """Continue with the unfinished labels in that folder."""
     how: Annotation = field(default_factory=Annotation)

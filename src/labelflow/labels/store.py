@@ -98,16 +98,16 @@ class Store:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def verify(self, advance: Callable[[float], None] = lambda part: None) -> list[str]:
-        """Read everything; what is wrong with it, if anything. `advance` is told how much is done, from 0 to 1."""
+        """Read everything and list the problems. `advance` receives the fraction done, 0 to 1."""
         problems = []
         for number, (name, file) in enumerate(self._files.items()):
             try:
                 if _checksum(self.folder / name) != file["sha256"]:
-                    problems.append(f"{name} is damaged: its checksum is another")
+                    problems.append(f"{name} is damaged: checksum mismatch")
                 elif name.startswith(SHARDS):
                     shard = _open_shard(self.folder, self.manifest, int(Path(name).stem))
-                    wrong = _wrong(shard["scores"], shard["classes"], self.manifest)
-                    problems += [f"{name}: {wrong}"] if wrong else []
+                    problem = _problem(shard["scores"], shard["classes"], self.manifest)
+                    problems += [f"{name}: {problem}"] if problem else []
             except (OSError, ValueError) as error:
                 problems.append(f"{name} cannot be read: {error}")
             advance((number + 1) / len(self._files))
@@ -121,7 +121,7 @@ class Store:
 class Draft:
     """A store that is being written, shard by shard, by one process or several.
 
-    Several processes may open it at once if they say the same: all with `resume`, or all before any of them writes.
+    Several processes may open it at once with the same settings: all with `resume`, or all before any of them writes.
     Each writes its own shards; when all have, one calls `finish`.
     """
 
@@ -131,27 +131,27 @@ class Draft:
         if len(keys) != manifest.samples:
             raise ValueError(f"{len(keys)} keys for {manifest.samples} samples: there must be one for each")
         self.folder.mkdir(parents=True, exist_ok=True)
-        there = [path.name for path in self.folder.iterdir() if not path.match(STRAYS)]
+        others = [path.name for path in self.folder.iterdir() if not path.match(STRAYS)]
         if not (self.folder / DRAFT).exists():
             if (self.folder / MANIFEST).exists():
-                raise ValueError(f"{self.folder} is whole already; choose another folder, or remove it")
-            if there:
-                raise ValueError(f"{self.folder} holds other files ({min(there)}); choose a new folder")
-            with _of_many(self.folder / DRAFT) as path:
+                raise ValueError(f"{self.folder} is complete already; choose another folder, or remove it")
+            if others:
+                raise ValueError(f"{self.folder} is not empty ({min(others)}); choose a new folder")
+            with _own_draft(self.folder / DRAFT) as path:
                 write_manifest(path, manifest)
         begun, _ = read_manifest(self.folder / DRAFT)
         if not (self.folder / SAMPLES).exists():
-            with _of_many(self.folder / SAMPLES) as path, atomic_write(path) as draft:
+            with _own_draft(self.folder / SAMPLES) as path, atomic_write(path) as draft:
                 draft.write_bytes(lines)
         differs = differences(begun, manifest) or first_difference((self.folder / SAMPLES).read_bytes(), lines)
         if differs:
-            raise ValueError(f"{self.folder} was begun differently: {differs}; say the same, or choose a new folder")
+            raise ValueError(f"{self.folder} has other settings: {differs}; use the same, or choose a new folder")
         (self.folder / SHARDS).mkdir(exist_ok=True)
         done = manifest.shards - len(self.missing())
         if done and not resume:
             raise ValueError(
-                f"{self.folder} is unfinished, {done} of {manifest.shards} shards are there; "
-                "resume it (--resume), or choose a new folder"
+                f"{self.folder} is unfinished ({done} of {manifest.shards} shards); "
+                "continue with --resume, or choose a new folder"
             )
 
     def missing(self) -> list[int]:
@@ -170,23 +170,23 @@ class Draft:
             raise ValueError(
                 f"scores and classes of shard {shard} must be {shape}, not {scores.shape}, {classes.shape}"
             )
-        with np.errstate(over="ignore"):  # infinite then, and refused
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
             scores = scores.astype("<f2")
-        wrong = _wrong(scores, classes, self.manifest)
-        if wrong:
-            raise ValueError(f"shard {shard}: {wrong}")
+        problem = _problem(scores, classes, self.manifest)
+        if problem:
+            raise ValueError(f"shard {shard}: {problem}")
         records = np.empty(len(scores), self.manifest.record)
         records["scores"], records["classes"] = scores, classes
         _save(self.folder / _shard_name(shard), records)
 
     def finish(self) -> Store:
-        """Make it a store. If a kill comes between, resume and finish again."""
+        """Turn it into a store. After a kill, resume and finish again."""
         missing = self.missing()
         if missing:
-            few = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
-            raise ValueError(f"{self.folder} lacks {len(missing)} of {self.manifest.shards} shards: {few}")
+            listed = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
+            raise ValueError(f"{self.folder} lacks {len(missing)} of {self.manifest.shards} shards: {listed}")
         for shard in range(self.manifest.shards):
-            _open_shard(self.folder, self.manifest, shard)  # as it should be
+            _open_shard(self.folder, self.manifest, shard)  # checks shape and type
         _save(self.folder / INDEX, self._index)
         paths = {name: self.folder / name for name in _names(self.manifest)}
         files = {name: {"bytes": _size(path), "sha256": _checksum(path)} for name, path in paths.items()}
@@ -203,7 +203,7 @@ def _why_not(folder: Path) -> str:
         return f"{folder} is not a store of labels: it has no {MANIFEST}"
     shards = read_manifest(folder / DRAFT)[0].shards
     done = sum((folder / _shard_name(shard)).exists() for shard in range(shards))
-    return f"{folder} is unfinished: {done} of {shards} shards are there; run the same annotate command with --resume"
+    return f"{folder} is unfinished ({done} of {shards} shards); run the same annotate command with --resume"
 
 
 def _shard_name(shard: int) -> str:
@@ -230,16 +230,16 @@ def _open_shard(folder: Path, manifest: Manifest, shard: int) -> np.memmap[Any, 
     try:
         records = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, SyntaxError, TokenError) as error:  # of its header
-        raise ValueError(f"{path} is damaged: {error}; remove it and resume, or make the store again") from None
+        raise ValueError(f"{path} is damaged: {error}; remove it and resume, or recreate the store") from None
     if (records.shape, records.dtype) != wanted:
         raise ValueError(f"{path} holds {records.shape} of {records.dtype}, not {wanted[0]} of {wanted[1]}")
     return records
 
 
-def _wrong(scores: Array, classes: Array, manifest: Manifest) -> str:
-    """What no label map can hold."""
+def _problem(scores: Array, classes: Array, manifest: Manifest) -> str:
+    """What is wrong with label maps; '' if nothing is."""
     if not np.isfinite(scores).all():
-        return "there are scores that are not finite numbers in float16"
+        return "some scores are not finite in float16"
     if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= len(manifest.classes):
         return f"classes must be integers from 0 to {len(manifest.classes) - 1}"
     return ""
@@ -251,8 +251,8 @@ def _save(path: Path, array: Array) -> None:
 
 
 @contextmanager
-def _of_many(path: Path) -> Iterator[Path]:
-    """A path of one's own, which takes the place of `path`: other processes write the same at the same time."""
+def _own_draft(path: Path) -> Iterator[Path]:
+    """A path of this process alone, which replaces `path`: others write the same content at the same time."""
     own = path.with_name(f".{path.name}.{uuid4().hex}.draft")
     yield own
     os.replace(own, path)

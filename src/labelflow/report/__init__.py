@@ -1,4 +1,4 @@
-"""The page of a run: its result, curves, samples and recipe in one HTML file that needs nothing else."""
+"""The page of a run: its result, curves, samples and recipe in a single HTML file."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ PAGES = {"classify": classifier_page, "segment": segmenter_page, "detect": detec
 
 
 def write_report(folder: Path) -> Path:
-    """Write `report.html` into a run's folder, whether it is finished or not; returns its path."""
+    """Write `report.html` into the folder of a run, finished or not; returns its path."""
     run = Run(folder)
     save(run / "report.html", PAGES[run.read("recipe.json").get("task", "classify")](run))
     return run / "report.html"

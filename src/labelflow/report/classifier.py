@@ -15,23 +15,23 @@ from labelflow.report.page import Measured, make_page, percent
 from labelflow.tasks.classify import Recipe
 from labelflow.tasks.recipe import read_recipe
 
-LOOKS = {  # figures of the papers, each with as many images or pairs as take a few seconds, and what is to be seen
+FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seconds each), and a caption
     "ratio": (
         16,
         "How much of a mixed image is one’s own? Black is what the classifier’s token resembles (Eq. 13 of TL-Align), "
         "layer by layer; the others are what each method would train on. Resemblance never strays far from "
-        "a half, so that a constant is near it: look at the correlations, and at the truth, the own part of the "
-        "visible objects, where the data knows it.",
+        "a half, so a constant is close to it: look at the correlations, and at the truth (the own part of the "
+        "visible objects) where the data has it.",
     ),
     "presence": (
         1,
-        "How much each token counts in what a layer puts out (Eq. 2 of TL-Align): 1 is as much as "
-        "any other. What attention makes of it is why labels have to follow.",
+        "How much each token contributes to the output of a layer (Eq. 2 of TL-Align); 1 is the "
+        "average. Attention makes it uneven, which is why labels have to follow.",
     ),
     "relevance": (
         3,
-        "Where the model looks for its likeliest class (Chefer et al.). Where the data knows the object, the title "
-        "says how much of the relevance lies on it.",
+        "Where the model looks for its most likely class (Chefer et al.). Where the data has masks, the title says "
+        "how much of the relevance lies on the object.",
     ),
 }
 
@@ -44,29 +44,29 @@ TOP_1 = Measured(
 
 
 def classifier_page(run: Run) -> str:
-    """Whether it is finished or not."""
-    recipe, classifier, looks = read_recipe(run), None, ""
+    """The page of a run, finished or not."""
+    recipe, classifier, figures = read_recipe(run), None, ""
     try:
         classifier = load(run.folder)
         samples = _samples(classifier, recipe)
     except (ValueError, OSError) as error:  # no weights, no adapter, no data
-        samples = f"<p>There are no samples to show: {escape(str(error))}.</p>"
+        samples = f"<p>No samples: {escape(str(error))}.</p>"
     if classifier:
-        looks = "".join(_look(name, classifier) for name in LOOKS) + _dense_labels(recipe.data)
-    sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{looks}"
+        figures = "".join(_figure(name, classifier) for name in FIGURES_SHOWN) + _dense_labels(recipe.data)
+    sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
     return make_page(run, recipe.title, sections, TOP_1)
 
 
-def _look(name: str, classifier: Classifier) -> str:
-    """A figure of the papers, or why there is none."""
+def _figure(name: str, classifier: Classifier) -> str:
+    """A figure of the papers, or the reason why it is missing."""
     from labelflow.figures import FIGURES, FigureRequest, styled  # which brings matplotlib
 
-    count, about = LOOKS[name]
+    count, about = FIGURES_SHOWN[name]
     try:
         data = FIGURES[name].compute(FigureRequest((classifier,), count=count))
     except (ValueError, OSError, RuntimeError) as error:  # no such attention, no data, no memory
         return (
-            f"<section><h2>{name.capitalize()}</h2><p>There is none for this run: {escape(str(error))}.</p></section>"
+            f"<section><h2>{name.capitalize()}</h2><p>Not available for this run: {escape(str(error))}.</p></section>"
         )
     with styled():
         drawn = io.BytesIO()
@@ -78,7 +78,7 @@ def _look(name: str, classifier: Classifier) -> str:
 
 
 def _dense_labels(data: Data) -> str:
-    """What the annotator saw in some training images."""
+    """Label maps of some training images."""
     if not data.labels:
         return ""
     try:
@@ -86,9 +86,9 @@ def _dense_labels(data: Data) -> str:
         assert not isinstance(source, Stream)  # whose samples can't have labels
         picture = label_picture(Store(data.labels), source)
     except (ValueError, OSError) as error:
-        return f"<section><h2>Dense labels</h2><p>There are none to show: {escape(str(error))}.</p></section>"
-    return f"""<section><h2>Dense labels</h2><p>Training images, and what the annotator saw in them: each cell has the
-colour of its likeliest class, the stronger the surer.</p>
+        return f"<section><h2>Dense labels</h2><p>Not available: {escape(str(error))}.</p></section>"
+    return f"""<section><h2>Dense labels</h2><p>Training images, and the annotator's label maps: each cell has
+the colour of its most likely class, stronger where it is more certain.</p>
 <img src="{data_uri(picture, "JPEG")}" width="{picture.width}"
 alt="Training images beside their label maps" style="max-width:100%"></section>"""
 
@@ -99,7 +99,7 @@ def _samples(classifier: Classifier, recipe: Recipe) -> str:
         mixer, note = "cutmix", " (the recipe itself mixes nothing)"
     figures = "".join(_sample(sample, classifier.preprocessing) for sample in mixed_samples(classifier, mixer))
     return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
-fifth of one are passed over. Before alignment, the label of a token says what is to be seen there:
+fifth of one are skipped. Before alignment, the label of a token says what its patch shows:
 <b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
 to token. After alignment, the labels have moved along, through all blocks of the model, and the label that reaches the
 classifier is the one that TL-Align trains on.</p>

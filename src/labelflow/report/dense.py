@@ -1,4 +1,4 @@
-"""The pages of segmenters and detectors: what they see in evaluation images, and the scores of each class."""
+"""The pages of segmenters and detectors: predictions on evaluation images, and scores by class."""
 
 from collections.abc import Callable, Iterator
 from html import escape
@@ -19,7 +19,7 @@ from labelflow.tasks.recipe import read_any_recipe
 from labelflow.tasks.runs import LoadedRun
 from labelflow.tasks.segment.data import open_source as open_masks
 
-COUNT = 6  # images that are shown
+COUNT = 6  # images
 MIOU = Measured(
     "miou",
     "mIoU",
@@ -30,17 +30,15 @@ HEADINGS = {"iou": "IoU, %", "accuracy": "accuracy, %", "box_ap": "box AP, %", "
 
 
 def segmenter_page(run: Run) -> str:
-    return _page(run, MIOU, segment_pictures, "what is true, and what the segmenter sees")
+    return _page(run, MIOU, segment_pictures, "ground truth and prediction")
 
 
 def detector_page(run: Run) -> str:
-    return _page(
-        run, BOX_AP, object_pictures, f"what is true, and what the detector is surer of than {100 * SURE:.0f} %"
-    )
+    return _page(run, BOX_AP, object_pictures, f"ground truth, and predictions with a score above {100 * SURE:.0f} %")
 
 
 def segment_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.Image]:
-    """Evaluation images, at even distances: under their true classes, and under those that are seen."""
+    """Evaluation images at even distances: ground truth and prediction."""
     source = open_masks(loaded.recipe.data, "val")
     pictures = []
     for sample in _samples(source, count):
@@ -51,7 +49,7 @@ def segment_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.I
 
 
 def object_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.Image]:
-    """Evaluation images, at even distances: with their true objects, and with those that are seen."""
+    """Evaluation images at even distances: true and predicted objects."""
     source = open_objects(loaded.recipe.data, "val")
     pictures = []
     for sample in _samples(source, count):
@@ -68,14 +66,14 @@ def _page(run: Run, measured: Measured, draw: Callable[[LoadedRun[Any]], list[Im
         pictures = draw(load_run(run.folder))
         shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, pictures))
     except (ValueError, OSError) as error:  # no weights, no data
-        shown = f"<p>There are no predictions to show: {escape(str(error))}.</p>"
+        shown = f"<p>No predictions: {escape(str(error))}.</p>"
     sections = f"<section><h2>Predictions</h2>{shown}</section>{_classes(run)}"
     return make_page(run, read_any_recipe(run).title, sections, measured)
 
 
 def _figure(picture: Image.Image) -> str:
     source = data_uri(picture, "JPEG")
-    return f'<img src="{source}" alt="The truth beside the prediction" width="{picture.width}" class="figure">'
+    return f'<img src="{source}" alt="Ground truth and prediction" width="{picture.width}" class="figure">'
 
 
 def _classes(run: Run) -> str:
@@ -102,7 +100,7 @@ def _samples(source: DenseSource, count: int) -> Iterator[Any]:
     for index in np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int)).tolist():
         try:
             yield source.load(index)
-        except (ValueError, OSError):  # told in the evaluation
+        except (ValueError, OSError):  # reported in the evaluation
             continue
 
 

@@ -1,4 +1,4 @@
-"""What the pages of all runs have: results, curves, recipe and environment."""
+"""What the pages of all runs share: results, curves, recipe and environment."""
 
 from html import escape
 from statistics import median
@@ -27,7 +27,7 @@ FROM_ZERO = {"lr", "images_per_second"}
 
 
 def make_page(run: Run, title: str, sections: str, measured: Measured) -> str:
-    """A whole page, with what is shown of the run between its curves and its recipe."""
+    """A complete page; `sections` go between the curves and the recipe."""
     recipe, environment, metrics = run.read("recipe.json"), run.read("environment.json"), run.metrics()
     name = recipe["name"] or run.folder.resolve().name
     groups = {
@@ -53,7 +53,7 @@ def make_page(run: Run, title: str, sections: str, measured: Measured) -> str:
 def _results(
     training: Values, metrics: list[Values], parameters: int, measured: Measured
 ) -> list[tuple[str, str, str]]:
-    """What the run has come to: heading, value, note."""
+    """The results of the run: heading, value, note."""
     results = []
     evaluations = [line for line in metrics if line["kind"] == "eval"]
     if evaluations:
@@ -104,7 +104,7 @@ def _table(caption: str, values: Values) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of a recipe as a person writes it."""
+    """A value of a recipe, for people."""
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
     if isinstance(value, bool):

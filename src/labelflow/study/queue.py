@@ -18,24 +18,24 @@ from labelflow.study.plan import Plan
 
 
 def read_cells(plan: Plan) -> list[Result]:
-    """Every finished cell; one that is damaged, or of another plan, is an error."""
-    found = []
+    """All finished cells; one that is damaged or does not belong to the plan is an error."""
+    results = []
     for path in sorted((plan.folder / "cells").glob("*.json")):
         result = read_result(path)
         name, _, method = result["method"].partition(".")
         experiment = plan.experiments.get(name)
         if experiment is None or method not in experiment.found:
-            raise ValueError(f"{path} is a cell of {result['method']}, which {plan.folder / 'plan.toml'} does not have")
+            raise ValueError(f"{path} is a cell of {result['method']}, which is not in {plan.folder / 'plan.toml'}")
         if result.get("plan") != experiment.digest(method):
             raise ValueError(
-                f"{path} was run under another plan of {result['method']}; restore that plan, or remove the cell"
+                f"{path} was run with another plan of {result['method']}; restore that plan, or remove the cell"
             )
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 def open_cells(plan: Plan, only: Sequence[str] = ()) -> list[Cell]:
-    """What is still to be run, in the order of the plan."""
+    """The cells still to be run, in the order of the plan."""
     for name in only:
         known(name, plan.experiments, "experiment")
     done = {(result["method"], result["seed"]) for result in read_cells(plan)}
@@ -56,5 +56,5 @@ def _finish(plan: Plan, cell: Cell, run: Path, result: Result) -> Result:
     metrics = dict(result["metrics"])
     for measure in experiment.measures:
         metrics |= MEASURES[measure](run)
-    cpu = round(time.process_time(), 1)  # of this process: less than all if it went on with an interrupted run
+    cpu = round(time.process_time(), 1)  # of this process; a resumed run counts its last part only
     return {**result, "plan": experiment.digest(method), "metrics": metrics, "cpu_seconds": cpu}

@@ -25,9 +25,9 @@ def annotate_data(data: str, options: Annotate) -> Store:
     )
     if options.split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {options.split!r}")
-    if data == "wds" or data.startswith("hfids/"):  # said before they ask for what annotate does not know
-        raise ValueError(f"a stream such as {data} does not name its samples, so that labels could not be found again")
-    with accelerator.local_main_process_first():  # which downloads what is not there
+    if data == "wds" or data.startswith("hfids/"):  # before they ask for settings that annotate does not have
+        raise ValueError(f"a stream such as {data} has no sample names, so labels could not be matched to its samples")
+    with accelerator.local_main_process_first():  # it downloads what is missing
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
         annotator = load(options.model, options.weights, options.image_size, source.classes)

@@ -38,7 +38,7 @@ class Evaluation:
         self._loader: Iterable[Batch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
-        if self._loader is None:  # its workers live on
+        if self._loader is None:  # keep its workers
             batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = eval_batches(self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes)
         return self._loader
@@ -50,7 +50,7 @@ class Evaluation:
         """Accuracies in percent, and the mean loss."""
         samples = float(sums["samples"])
         if not samples:
-            raise ValueError("there is no sample to evaluate on")
+            raise ValueError("there are no samples to evaluate on")
         percent = {name: 100 * float(sums[name]) / samples for name in ("top1", "top5")}
         return {**percent, "loss": float(sums["loss"]) / samples}
 
@@ -89,7 +89,7 @@ class Classification(Evaluation):
     @property
     def card(self) -> dict[str, Any]:
         """What `timm.create_model(name, pretrained_cfg=…, checkpoint_path=…, **arguments)` needs, the names of the
-        classes, and what must be the same when a run goes on."""
+        classes, and what must be the same on resume."""
         return {
             "model": self.model_name,
             "arguments": self.model_arguments,
@@ -122,7 +122,7 @@ class Classification(Evaluation):
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
         if isinstance(self.train_source, Stream):
             raise ValueError(
-                f"a stream such as {self.recipe.data.source} does not name its samples: no label can be found"
+                f"a stream such as {self.recipe.data.source} has no sample names, so no labels can be found"
             )
         check_keys(store, self.train_source)
         size = self.recipe.data.image_size
@@ -133,7 +133,7 @@ class Classification(Evaluation):
         dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
         data = self.recipe.data
-        # Guides ask the bare student: no process waits for another.
+        # Guides use the unwrapped student, so that no process waits for another.
         unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std)
         mix, guidance = mix_batch(self.mixer, unmixed, generator)
         truth = truth._replace(clean=guidance.logits if guidance else None)
@@ -145,10 +145,10 @@ def _check_labels(recipe: Recipe, target: Target) -> None:
     if target.dense and not recipe.data.labels:
         raise ValueError(f"the target {recipe.target} needs dense labels: {_how_to_label(recipe)}")
     if recipe.data.labels and not target.dense:
-        raise ValueError(f"the target {recipe.target} makes no use of --labels; token_label, for one, does")
+        raise ValueError(f"the target {recipe.target} does not use --labels; token_label, for example, does")
     if target.dense and recipe.data.auto_augment.startswith("augmix"):
         raise ValueError(
-            "augmix blends several views into one, which dense labels can't follow; use rand-m9-mstd0.5-inc1"
+            "augmix blends several views, which dense labels cannot follow; use --auto-augment rand-m9-mstd0.5-inc1"
         )
 
 
@@ -180,29 +180,31 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
 
 
 def check_training(training: Training, samples: int) -> None:
-    """What can be wrong with the settings, asked before anything is written."""
+    """Check the settings before anything is written."""
     check_optimizer(training.optimizer)
     if samples < training.batch:
         raise ValueError(
-            f"a batch of {training.batch} is more than the {samples} training samples; choose a smaller --batch "
+            f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch "
             "(and --micro-batch)"
         )
     schedule_lengths(training, samples // training.batch)
 
 
 def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """timm's weights know images that were normalised in their way."""
+    """timm's weights expect their own normalization."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if cfg is not None and init in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
         wanted_mean, wanted_std = (" ".join(map(str, values)) for values in (cfg.mean, cfg.std))
-        raise ValueError(f"timm's weights of {name} expect other colours: --mean {wanted_mean} --std {wanted_std}")
+        raise ValueError(
+            f"timm's weights of {name} expect a different normalization: --mean {wanted_mean} --std {wanted_std}"
+        )
 
 
 def check_classifier(folder: str) -> None:
-    """A run to start from is a classifier's."""
+    """Check that a run to initialise from is a classifier's."""
     is_run = folder and (Path(folder) / "model.json").exists()
     if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
-        raise ValueError(f"{folder} is a segmenter's or detector's run; a classifier's is needed to start from")
+        raise ValueError(f"{folder} is the run of a segmenter or detector; --init needs a classifier's")
 
 
 def weights_file(init: str) -> str:
@@ -214,7 +216,7 @@ def check_classes(expected: list[str], found: list[str], what: str) -> None:
     if expected != found:
         differing = [f"{a!r} and {b!r}" for a, b in zip(expected, found, strict=False) if a != b][:3]
         raise ValueError(
-            f"{what} has other classes"
+            f"{what} has different classes"
             + (f": {len(found)} instead of {len(expected)}" if len(found) != len(expected) else "")
-            + (f"; {', '.join(differing)} stand in the same place" if differing else "")
+            + (f"; {', '.join(differing)} are at the same index" if differing else "")
         )

@@ -24,7 +24,7 @@ from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
-# What may change when a run goes on: it changes what is kept and shown, not what is computed.
+# Settings that may change on resume: they affect what is saved and shown, not what is computed.
 RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 
 
@@ -39,7 +39,7 @@ def train_run(
 ) -> dict[str, float]:
     """Train a recipe in a folder; returns the metrics of the last evaluation.
 
-    free: settings that may have changed since the run began. last: whether launched processes part afterwards.
+    free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
@@ -48,7 +48,7 @@ def train_run(
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
-        with accelerator.local_main_process_first():  # which downloads what is not there
+        with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         card = {"task": kind.name, **task.card, "parameters": parameters}
@@ -71,7 +71,7 @@ def train_run(
         )
         try:
             metrics = train(task, recipe.training, run, accelerator, progress)
-        except Interrupted:  # in all processes; where one fails alone, the others must not be waited for
+        except Interrupted:  # in all processes; after a failure of a single one there would be no one to wait for
             accelerator.end_training()
             raise
         if last:
@@ -98,7 +98,7 @@ def load_run(folder: Path | str, weights: str = "best") -> LoadedRun[Any]:
     recipe, card = read_any_recipe(run), run.read("model.json")
     build = kind_of(recipe).build
     if build is None:
-        raise ValueError(f"{folder} is the run of a classifier: load it with labelflow.classifier.load")
+        raise ValueError(f"{folder} is the run of a classifier: load it with labelflow.load")
     return LoadedRun(recipe, card["classes"], load_exactly(build(recipe, card), run.weights(weights)).eval())
 
 
@@ -119,7 +119,9 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     try:
         recipe = recipe.change(**changes)
     except TypeError:
-        raise ValueError(f"{folder} is the run of a {kind.what}, which has not all of {', '.join(changes)}") from None
+        raise ValueError(
+            f"{folder} is the run of a {kind.what}, which does not have all of {', '.join(changes)}"
+        ) from None
     is_classifier = isinstance(recipe, Recipe)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
@@ -145,25 +147,28 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """The data is what it was when the run began."""
+    """Check that the data is the same as when the run was started."""
     check_classes(before["classes"], now["classes"], f"the data for {folder}")
     if before["samples"] != now["samples"]:
-        raise ValueError(f"{folder} began with {before['samples']} training samples; now there are {now['samples']}")
+        raise ValueError(
+            f"{folder} was started with {before['samples']} training samples; now there are {now['samples']}"
+        )
     if before.get("labels", "") != now.get("labels", ""):
-        raise ValueError(f"{folder} began with other dense labels than there are now")
+        raise ValueError(f"{folder} was started with other dense labels")
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> None:
     if not (run / "recipe.json").exists():
         return
     if not resume:
-        raise ValueError(f"{run.folder} holds a run already; go on with --resume, or choose another --out")
+        raise ValueError(f"{run.folder} already contains a run; continue it with --resume, or choose another --out")
     before = read_any_recipe(run)
     if type(before) is not type(recipe):
         raise ValueError(f"{run.folder} is the run of a {kind_of(before).what}; choose another --out")
     changed = [change for change in differences(before, recipe) if change[0] not in free]
     if changed:
-        told = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
+        changes = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
         raise ValueError(
-            f"{run.folder} began with another recipe ({told}); resume it as it was, or choose another --out"
+            f"{run.folder} was started with another recipe ({changes}); resume with the same settings, or choose "
+            "another --out"
         )
