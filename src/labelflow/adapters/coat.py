@@ -36,7 +36,7 @@ def block(module: SerialBlock, seen: Seen, labels: Labels) -> Labels:
 
 def _path(model: CoaT) -> list[nn.Module]:
     if model.parallel_blocks is not None:
-        raise ValueError("labels cannot follow CoaT, but CoaT-Lite: its parallel blocks hold three grids at once")
+        raise ValueError("labels can follow CoaT-Lite, but not CoaT, whose parallel blocks hold three grids at once")
     embeds = (model.patch_embed1, model.patch_embed2, model.patch_embed3, model.patch_embed4)
     blocks = (model.serial_blocks1, model.serial_blocks2, model.serial_blocks3, model.serial_blocks4)
     return [module for embed, stage in zip(embeds, blocks, strict=True) for module in (embed, *stage)]

@@ -93,7 +93,7 @@ def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None 
         guided = any(isinstance(one, GuidedMixer) for one in mixer.mixers)
         if guided and any(isinstance(weight, DTensor) for weight in batch.student.parameters()):
             raise ValueError(
-                "with sharded weights all processes have to ask a guide at once: use one mixer, not several in turn"
+                "with FSDP, a guided mixer cannot be part of a mixture: use it alone"
             )
         mixer = mixer.pick(generator)
     if isinstance(mixer, GuidedMixer):
