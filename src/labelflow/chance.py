@@ -45,7 +45,7 @@ def generator(*key: int) -> torch.Generator:
 
 @contextmanager
 def drawn_from(*key: int) -> Iterator[None]:
-    """Seeds the global generators of Python, numpy and torch, which transforms use, from the key; restores them after."""
+    """Seeds the global generators of Python, numpy and torch, which transforms use, by the key; then restores them."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     seed = seed_of(*key)
     random.seed(seed)
