@@ -92,9 +92,7 @@ def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None 
     if isinstance(mixer, Choose):
         guided = any(isinstance(one, GuidedMixer) for one in mixer.mixers)
         if guided and any(isinstance(weight, DTensor) for weight in batch.student.parameters()):
-            raise ValueError(
-                "with FSDP, a guided mixer cannot be part of a mixture: use it alone"
-            )
+            raise ValueError("with FSDP, a guided mixer cannot be part of a mixture: use it alone")
         mixer = mixer.pick(generator)
     if isinstance(mixer, GuidedMixer):
         return mixer(batch, generator)
