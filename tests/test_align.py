@@ -307,7 +307,7 @@ def test_a_hook_that_never_fires_is_an_error() -> None:
     model = build("vit")
     aligned = lf.Aligned(model)
     model.blocks[1].attn.k_norm = nn.Identity()
-    with pytest.raises(RuntimeError, match=r"watches as 'key' ran.*seen were \['query'\]"):
+    with pytest.raises(RuntimeError, match=r"watches as 'key' ran.*observed were \['query'\]"):
         aligned(images, share)
 
 
@@ -467,7 +467,7 @@ class TestBadInput:
         class Odd(type(build("vit").blocks[0])):  # type: ignore[misc]
             pass
 
-        lf.adapters.register(Odd)(lambda module, seen, labels: labels.values)  # type: ignore[arg-type,return-value]
+        lf.adapters.register(Odd)(lambda module, observed, labels: labels.values)  # type: ignore[arg-type,return-value]
         model, images = build("vit"), images_for("vit")
         model.blocks[1].__class__ = Odd
         with pytest.raises(RuntimeError, match=r"adapter of blocks\.1 returned a Tensor, not Labels"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module, load_optional
+from labelflow.adapters.registry import MODELS, MODULES, Observed, known_model, known_module, load_optional
 from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
@@ -157,15 +157,15 @@ class Follower:
         adapter = MODULES[hook.kind]
         with torch.no_grad(), torch.autocast(self.labels.values.device.type, enabled=False):
             rows = slice(self.head_tokens if hook.last and self.head_tokens else None)
-            seen = Seen(self.taps, rows, self.residual, self._prefix_label(), hook.plan)
+            observed = Observed(self.taps, rows, self.residual, self._prefix_label(), hook.plan)
             is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(self.labels.values)
             if adapter.layer and is_sequence:  # not windows, nor TNT's pixels, which are more than B
-                self.labels = seen.join(self.labels, tokens.shape[1])
+                self.labels = observed.join(self.labels, tokens.shape[1])
             if adapter.layer and self.enter is not None:
                 self.labels = self.enter(self.labels)
                 self.image_label = self.labels.values.mean(1)
-                seen = replace(seen, image_label=self._prefix_label())
-            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, self.labels)
+                observed = replace(observed, image_label=self._prefix_label())
+            moved = (adapter.idle if hook.idle else adapter.move)(module, observed, self.labels)
             if not isinstance(moved, Labels):
                 raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
             self.labels = moved

@@ -5,7 +5,7 @@ from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, TalkingHeadAttn
 from torch import Tensor, nn
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -16,15 +16,15 @@ def _taps(block: LayerScaleBlock) -> dict[str, Tap]:
 
 
 @register(LayerScaleBlock, taps=_taps)
-def block(module: LayerScaleBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: LayerScaleBlock, observed: Observed, labels: Labels) -> Labels:
     """Heads are mixed after the softmax, so that weights are signed: each head's rows are normalised on their own."""
-    mixed = flow.spatial(seen["weights"], labels.values.unsqueeze(1)).mean(1)  # (B, A, N, K) -> (B, N, K)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    mixed = flow.spatial(observed["weights"], labels.values.unsqueeze(1)).mean(1)  # (B, A, N, K) -> (B, N, K)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
-def with_class(seen: Seen, labels: Labels, mixed: Tensor) -> Labels:
+def with_class(observed: Observed, labels: Labels, mixed: Tensor) -> Labels:
     """A class token that alone has looked at all tokens, and seen (B, 1, K)."""
-    token = seen.residual(labels.values[:, :1], mixed)
+    token = observed.residual(labels.values[:, :1], mixed)
     return Labels(torch.cat([token, labels.values[:, 1:]], 1), labels.grid)
 
 
@@ -37,16 +37,16 @@ def _class_taps(module: ClassAttn) -> dict[str, Tap]:
 
 
 @register(ClassAttn, taps=_class_taps)
-def class_attention(module: ClassAttn, seen: Seen, labels: Labels) -> Labels:
+def class_attention(module: ClassAttn, observed: Observed, labels: Labels) -> Labels:
     """With the residual around it."""
     values = labels.values
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"], values)  # (B, 1, K)
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"], values)  # (B, 1, K)
     else:
-        query = seen["query"].unflatten(-1, (module.num_heads, 1, -1))  # (B, A, 1, D)
-        key = seen["key"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
+        query = observed["query"].unflatten(-1, (module.num_heads, 1, -1))  # (B, A, 1, D)
+        key = observed["key"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
         mixed = flow.attend(query, key, values)
-    return with_class(seen, labels, mixed)
+    return with_class(observed, labels, mixed)
 
 
 def _path(model: Cait) -> list[nn.Module]:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import cait
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -25,13 +25,13 @@ def _convolve(module: ConvRelPosEnc, labels: Tensor) -> Tensor:
 
 
 @register(SerialBlock, taps=lambda block: {"qkv": Tap(block.factoratt_crpe.qkv)})
-def block(module: SerialBlock, seen: Seen, labels: Labels) -> Labels:
-    labels = labels.with_map(seen.residual(labels.map, flow.convolve(module.cpe.proj.weight, labels.map)))
+def block(module: SerialBlock, observed: Observed, labels: Labels) -> Labels:
+    labels = labels.with_map(observed.residual(labels.map, flow.convolve(module.cpe.proj.weight, labels.map)))
     attention = module.factoratt_crpe
-    mixed = Labels(_attend(attention.num_heads, seen["qkv"], labels.values), labels.grid)
+    mixed = Labels(_attend(attention.num_heads, observed["qkv"], labels.values), labels.grid)
     # Attention plus convolution, but for the class token, which has no place to convolve.
     mixed = mixed.with_map(flow.residual(mixed.map, _convolve(attention.crpe, labels.map)))
-    return Labels(seen.residual(labels.values, mixed.values), labels.grid)
+    return Labels(observed.residual(labels.values, mixed.values), labels.grid)
 
 
 def _path(model: CoaT) -> list[nn.Module]:

@@ -4,15 +4,15 @@ from timm.models.convit import Block, ConVit
 
 from labelflow import flow
 from labelflow.adapters import cait
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(Block, taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")})
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
     """Weights are those of content and position together."""
-    mixed = flow.attention(seen["weights"][:, :, seen.rows], labels.values)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+    mixed = flow.attention(observed["weights"][:, :, observed.rows], labels.values)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 register_model(

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters.averages import register_average, staged
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -24,16 +24,16 @@ def _shortcut(block: ConvNeXtBlock, labels: Tensor) -> Tensor:
     return flow.aggregate(labels, (2, 2), block.conv_dw.stride, ceil=True)
 
 
-def _idle(module: ConvNeXtBlock, seen: Seen, labels: Labels) -> Labels:
+def _idle(module: ConvNeXtBlock, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(_shortcut(module, labels.map))
 
 
 @register(ConvNeXtBlock, taps=_check, idle=_idle)
-def block(module: ConvNeXtBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: ConvNeXtBlock, observed: Observed, labels: Labels) -> Labels:
     convolution = module.conv_dw
     stride, padding, dilation = convolution.stride, convolution.padding, convolution.dilation
     mixed = flow.convolve(convolution.weight, labels.map, stride, padding, dilation)
-    return labels.with_map(seen.residual(_shortcut(module, labels.map), mixed))
+    return labels.with_map(observed.residual(_shortcut(module, labels.map), mixed))
 
 
 register_average(ConvNeXt, path=staged)

@@ -7,7 +7,7 @@ from torch import Tensor
 from labelflow import flow
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import register_average, staged
-from labelflow.adapters.registry import Seen, register
+from labelflow.adapters.registry import Observed, register
 from labelflow.flow import Labels
 
 graph.follow(ConvBlock)
@@ -26,8 +26,8 @@ def _scales(module: SplitTransposeBlock, labels: Tensor) -> Tensor:
 
 
 @register(SplitTransposeBlock)
-def split_transpose(module: SplitTransposeBlock, seen: Seen, labels: Labels) -> Labels:
-    return labels.with_map(seen.residual(labels.map, _scales(module, labels.map)))
+def split_transpose(module: SplitTransposeBlock, observed: Observed, labels: Labels) -> Labels:
+    return labels.with_map(observed.residual(labels.map, _scales(module, labels.map)))
 
 
 register_average(EdgeNeXt, path=staged)

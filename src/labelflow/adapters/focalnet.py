@@ -7,19 +7,19 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
 @register(Downsample, layer=False)
-def merge(module: Downsample, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Downsample, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 
 @register(FocalNetBlock, taps=lambda block: {"parts": Tap(block.modulation.f)})
-def block(module: FocalNetBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: FocalNetBlock, observed: Observed, labels: Labels) -> Labels:
     modulation = module.modulation
-    gates = seen["parts"][:, 2 * modulation.dim :].float().abs().unsqueeze(-1)  # (B, levels + 1, h, w, 1)
+    gates = observed["parts"][:, 2 * modulation.dim :].float().abs().unsqueeze(-1)  # (B, levels + 1, h, w, 1)
     context, levels = labels.map, []
     for layer in modulation.focal_layers:
         context = flow.convolve(layer[0].weight, context)
@@ -27,7 +27,7 @@ def block(module: FocalNetBlock, seen: Seen, labels: Labels) -> Labels:
     levels.append(context.mean((1, 2), keepdim=True).expand_as(context))  # the last gate is for all places alike
     mixed = flow.normalise((gates * torch.stack(levels, 1)).sum(1))
     modulated = (labels.map + mixed) / 2  # a product: both of its factors count
-    return labels.with_map(seen.residual(labels.map, modulated))
+    return labels.with_map(observed.residual(labels.map, modulated))
 
 
 def _path(model: FocalNet) -> list[nn.Module]:

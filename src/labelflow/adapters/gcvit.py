@@ -7,21 +7,23 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import convolutions, patches, windows
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
 @register(GlobalContextVitBlock, taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")})
-def block(module: GlobalContextVitBlock, seen: Seen, labels: Labels) -> Labels:
-    mixed = windows.mix(labels.map, module.window_size, (0, 0), lambda parts: flow.attention(seen["weights"], parts))
-    return labels.with_map(seen.residual(labels.map, mixed))
+def block(module: GlobalContextVitBlock, observed: Observed, labels: Labels) -> Labels:
+    mixed = windows.mix(
+        labels.map, module.window_size, (0, 0), lambda parts: flow.attention(observed["weights"], parts)
+    )
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 @register(Downsample2d, layer=False)
-def downsample(module: Downsample2d, seen: Seen, labels: Labels) -> Labels:
+def downsample(module: Downsample2d, observed: Observed, labels: Labels) -> Labels:
     """A depth-wise convolution with a shortcut, then the reduction."""
     mixed = flow.convolve(module.conv_block.conv_dw.weight, labels.map)
-    labels = labels.with_map(seen.residual(labels.map, mixed))
+    labels = labels.with_map(observed.residual(labels.map, mixed))
     if isinstance(module.reduction, nn.Conv2d):
         return patches.merge(module.reduction, labels)
     return labels.with_map(convolutions.pool(module.reduction, labels.map, still=False))

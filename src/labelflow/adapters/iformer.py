@@ -6,17 +6,17 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import graph, windows
 from labelflow.adapters.averages import register_average, staged
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(ConvBlock, RepCPE, SHMABlock)
 
 
 @register(SHMA, taps=lambda module: {"query": Tap(module.q), "key": Tap(module.k)})
-def attention(module: SHMA, seen: Seen, labels: Labels) -> Labels:
+def attention(module: SHMA, observed: Observed, labels: Labels) -> Labels:
     """(A·v) ⊙ gate, a product with something of each place: both count alike."""
     window = (module.window_size, module.window_size) if module.window_size else labels.grid
-    query, key = (seen[name].flatten(2).mT.unsqueeze(1) for name in ("query", "key"))  # (B·windows, 1, r·s, D)
+    query, key = (observed[name].flatten(2).mT.unsqueeze(1) for name in ("query", "key"))  # (B·windows, 1, r·s, D)
 
     def attend(parts: Tensor) -> Tensor:
         return flow.attend(query, key, parts)

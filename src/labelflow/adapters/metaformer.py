@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -31,27 +31,27 @@ def pooled(pool: nn.AvgPool2d, labels: Tensor) -> Tensor:
     return (labels + flow.convolve(neighbours, labels)) / 2
 
 
-def _mix(mixer: nn.Module, seen: Seen, labels: Labels) -> Labels:
+def _mix(mixer: nn.Module, observed: Observed, labels: Labels) -> Labels:
     if isinstance(mixer, Pooling):
         return labels.with_map(pooled(mixer.pool, labels.map))
     if isinstance(mixer, SepConv):
         return labels.with_map(flow.convolve(mixer.dwconv.weight, labels.map, padding=mixer.dwconv.padding))
     if not isinstance(mixer, Attention):  # nn.Identity
         return labels
-    if "weights" in seen:
-        return Labels(flow.attention(seen["weights"], labels.values), labels.grid)
-    query, key, _ = seen["qkv"].unflatten(-1, (3, mixer.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
+    if "weights" in observed:
+        return Labels(flow.attention(observed["weights"], labels.values), labels.grid)
+    query, key, _ = observed["qkv"].unflatten(-1, (3, mixer.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
     return Labels(flow.attend(query, key, labels.values), labels.grid)
 
 
 @register(MetaFormerBlock, taps=_taps)
-def block(module: MetaFormerBlock, seen: Seen, labels: Labels) -> Labels:
-    mixed = _mix(module.token_mixer, seen, labels)
-    return Labels(seen.residual(labels.values, mixed.values), labels.grid)
+def block(module: MetaFormerBlock, observed: Observed, labels: Labels) -> Labels:
+    mixed = _mix(module.token_mixer, observed, labels)
+    return Labels(observed.residual(labels.values, mixed.values), labels.grid)
 
 
 @register(Stem, Downsampling, layer=False)
-def merge(module: Stem | Downsampling, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Stem | Downsampling, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.conv, labels)
 
 

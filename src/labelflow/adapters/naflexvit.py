@@ -6,12 +6,12 @@ from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit
 
 from labelflow import flow
 from labelflow.adapters import eva, vit  # noqa: F401  (registers blocks)
-from labelflow.adapters.registry import Seen, register, register_model
+from labelflow.adapters.registry import Observed, register, register_model
 from labelflow.flow import Labels
 
 
 @register(NaFlexEmbeds, layer=False)
-def embed(module: NaFlexEmbeds, seen: Seen, labels: Labels) -> Labels:
+def embed(module: NaFlexEmbeds, observed: Observed, labels: Labels) -> Labels:
     if module.dynamic_img_pad:
         labels = labels.with_map(flow.pad(labels.map, module.patch_size))
     return labels.with_map(flow.aggregate(labels.map, module.patch_size))

@@ -8,13 +8,13 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import convolutions_in, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(NextConvBlock)
 
 
-def _pool(module: NextTransformerBlock, seen: Seen, labels: Labels) -> Labels:
+def _pool(module: NextTransformerBlock, observed: Observed, labels: Labels) -> Labels:
     pool = module.patch_embed.pool
     if isinstance(pool, nn.Identity):
         return labels
@@ -26,18 +26,18 @@ def _pool(module: NextTransformerBlock, seen: Seen, labels: Labels) -> Labels:
     taps=lambda block: {"query": Tap(block.e_mhsa.q), "key": Tap(block.e_mhsa.k)},  # (B, N, A·D), (B, M, A·D)
     idle=_pool,
 )
-def block(module: NextTransformerBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: NextTransformerBlock, observed: Observed, labels: Labels) -> Labels:
     """Attention makes some channels, a convolution of these the others: the mean over all of them."""
-    labels = _pool(module, seen, labels)
+    labels = _pool(module, observed, labels)
     sources = labels.values
     if module.e_mhsa.sr is not None:  # pools tokens as they follow one another, row by row, and leaves out a rest
         sources = F.avg_pool1d(sources.mT, module.e_mhsa.N_ratio).mT
     heads = module.e_mhsa.num_heads
-    query, key = (seen[name].unflatten(-1, (heads, -1)).transpose(1, 2) for name in ("query", "key"))
-    attended = seen.residual(labels.values, flow.attend(query, key, sources)).unflatten(1, labels.grid)
+    query, key = (observed[name].unflatten(-1, (heads, -1)).transpose(1, 2) for name in ("query", "key"))
+    attended = observed.residual(labels.values, flow.attend(query, key, sources)).unflatten(1, labels.grid)
     moved = convolutions.convolve(module.mhca.group_conv3x3, attended, still=False)
     part = module.mhca_out_chs / module.out_chs
-    return labels.with_map(part * seen.residual(attended, moved) + (1 - part) * attended)
+    return labels.with_map(part * observed.residual(attended, moved) + (1 - part) * attended)
 
 
 def _path(model: NextViT) -> list[nn.Module]:

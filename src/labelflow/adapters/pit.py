@@ -4,12 +4,12 @@ from timm.models.pit import ConvEmbedding, Pooling, PoolingVisionTransformer
 from torch import nn
 
 from labelflow.adapters import patches, vit  # noqa: F401  (its blocks are ViT's)
-from labelflow.adapters.registry import Seen, register, register_model
+from labelflow.adapters.registry import Observed, register, register_model
 from labelflow.flow import Labels
 
 
 @register(ConvEmbedding, Pooling, layer=False)
-def merge(module: ConvEmbedding | Pooling, seen: Seen, labels: Labels) -> Labels:
+def merge(module: ConvEmbedding | Pooling, observed: Observed, labels: Labels) -> Labels:
     """The class token goes past the pooling."""
     return patches.merge(module.conv, labels)
 

@@ -5,12 +5,12 @@ from torch import nn
 
 from labelflow.adapters import convolutions
 from labelflow.adapters.averages import convolutions_in, register_average
-from labelflow.adapters.registry import Seen, register
+from labelflow.adapters.registry import Observed, register
 from labelflow.flow import Labels
 
 
 @register(DenseStage)
-def stage(module: DenseStage, seen: Seen, labels: Labels) -> Labels:
+def stage(module: DenseStage, observed: Observed, labels: Labels) -> Labels:
     """Channels that are concatenated count alike: the mean over all of them."""
     joined = labels.map
     for block in module:

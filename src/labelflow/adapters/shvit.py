@@ -6,16 +6,16 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import graph
 from labelflow.adapters.averages import convolutions_in, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(BasicBlock, Residual)
 
 
 @register(SHSA, taps=lambda module: {"qkv": Tap(module.qkv)})
-def attention(module: SHSA, seen: Seen, labels: Labels) -> Labels:
+def attention(module: SHSA, observed: Observed, labels: Labels) -> Labels:
     """The mean over channels: those that attention mixes, and the others."""
-    query, key = seen["qkv"].flatten(2).mT.unsqueeze(1).split(module.qk_dim, -1)[:2]  # (B, 1, N, D)
+    query, key = observed["qkv"].flatten(2).mT.unsqueeze(1).split(module.qk_dim, -1)[:2]  # (B, 1, N, D)
     mixed = flow.attend(query, key, labels.values, scale=module.scale)
     part = module.pdim / module.dim
     return Labels(part * mixed + (1 - part) * labels.values, labels.grid)

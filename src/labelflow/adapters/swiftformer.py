@@ -6,16 +6,16 @@ from timm.models.swiftformer import Block, ConvEncoder, EfficientAdditiveAttenti
 from labelflow import flow
 from labelflow.adapters import graph
 from labelflow.adapters.averages import register_average, staged
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(Block, ConvEncoder)
 
 
 @register(EfficientAdditiveAttention, taps=lambda module: {"query": Tap(module.to_query)})
-def attention(module: EfficientAdditiveAttention, seen: Seen, labels: Labels) -> Labels:
+def attention(module: EfficientAdditiveAttention, observed: Observed, labels: Labels) -> Labels:
     """(Σᵢ aᵢqᵢ)·k + q: a product, whose factors count alike, and a sum."""
-    query = F.normalize(seen["query"].float(), dim=-1)  # (B, N, D)
+    query = F.normalize(observed["query"].float(), dim=-1)  # (B, N, D)
     weights = (query @ module.w_g.float()).mT  # (B, 1, N), up to what Norm takes out
     everywhere = flow.spatial(weights, labels.values)  # (B, 1, K): the global query's label
     product = (everywhere + labels.values) / 2

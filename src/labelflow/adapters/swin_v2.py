@@ -7,7 +7,7 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import patches, swin, windows
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -16,15 +16,15 @@ from labelflow.flow import Labels
     cr.SwinTransformerV2CrBlock,
     taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")},
 )
-def block(module: SwinTransformerV2Block | cr.SwinTransformerV2CrBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: SwinTransformerV2Block | cr.SwinTransformerV2CrBlock, observed: Observed, labels: Labels) -> Labels:
     mixed = windows.mix(
-        labels.map, module.window_size, module.shift_size, lambda parts: flow.attention(seen["weights"], parts)
+        labels.map, module.window_size, module.shift_size, lambda parts: flow.attention(observed["weights"], parts)
     )
-    return labels.with_map(seen.residual(labels.map, mixed))
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 @register(cr.PatchEmbed, layer=False)
-def embed(module: cr.PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: cr.PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 

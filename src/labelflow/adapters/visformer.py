@@ -6,7 +6,7 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import convolutions  # noqa: F401  (registers the stem's)
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -17,17 +17,17 @@ def _taps(block: Block) -> dict[str, Tap]:
 
 
 @register(Block, taps=_taps)
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
     if module.attn is not None:
-        if "weights" in seen:
-            mixed = flow.attention(seen["weights"], labels.values)
+        if "weights" in observed:
+            mixed = flow.attention(observed["weights"], labels.values)
         else:
-            qkv = seen["qkv"].flatten(2).unflatten(1, (3, module.attn.num_heads, -1))  # (B, 3, A, D, N)
+            qkv = observed["qkv"].flatten(2).unflatten(1, (3, module.attn.num_heads, -1))  # (B, 3, A, D, N)
             query, key, _ = qkv.transpose(-2, -1).unbind(1)
             mixed = flow.attend(query, key, labels.values)
-        labels = Labels(seen.residual(labels.values, mixed), labels.grid)
+        labels = Labels(observed.residual(labels.values, mixed), labels.grid)
     if module.mlp.conv2 is not None:
-        labels = labels.with_map(seen.residual(labels.map, flow.convolve(module.mlp.conv2.weight, labels.map)))
+        labels = labels.with_map(observed.residual(labels.map, flow.convolve(module.mlp.conv2.weight, labels.map)))
     return labels
 
 

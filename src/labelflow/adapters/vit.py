@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import attention
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -28,10 +28,10 @@ def taps(block: Block) -> dict[str, Tap]:
 
 
 @register(Block, ResPostBlock, taps=taps)
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
     """Eq. 11; the MLP half of a block leaves labels as they are."""
-    mixed = attention.mix(module.attn, seen, labels.values)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+    mixed = attention.mix(module.attn, observed, labels.values)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 def _taps_of_parallel(block: ParallelScalingBlock) -> dict[str, Tap]:
@@ -43,19 +43,21 @@ def _taps_of_parallel(block: ParallelScalingBlock) -> dict[str, Tap]:
 
 
 @register(ParallelScalingBlock, taps=_taps_of_parallel)
-def parallel(module: ParallelScalingBlock, seen: Seen, labels: Labels) -> Labels:
+def parallel(module: ParallelScalingBlock, observed: Observed, labels: Labels) -> Labels:
     """The MLP beside attention leaves labels as they are, like the one behind it does: it has no say in Norm."""
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"][:, :, seen.rows], labels.values)
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"][:, :, observed.rows], labels.values)
     else:
-        mixed = flow.attend(seen["query"][:, seen.rows].transpose(1, 2), seen["key"].transpose(1, 2), labels.values)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+        mixed = flow.attend(
+            observed["query"][:, observed.rows].transpose(1, 2), observed["key"].transpose(1, 2), labels.values
+        )
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 @register(DiffParallelScalingBlock, taps=attention.taps)
-def differential(module: DiffParallelScalingBlock, seen: Seen, labels: Labels) -> Labels:
-    mixed = attention.mix(module, seen, labels.values)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+def differential(module: DiffParallelScalingBlock, observed: Observed, labels: Labels) -> Labels:
+    mixed = attention.mix(module, observed, labels.values)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 def _taps_of_things(block: ParallelThingsBlock) -> dict[str, Tap]:
@@ -64,19 +66,19 @@ def _taps_of_things(block: ParallelThingsBlock) -> dict[str, Tap]:
 
 
 @register(ParallelThingsBlock, taps=_taps_of_things)
-def things(module: ParallelThingsBlock, seen: Seen, labels: Labels) -> Labels:
+def things(module: ParallelThingsBlock, observed: Observed, labels: Labels) -> Labels:
     """Several attention branches in one sum with the shortcut: Y ← Norm(Y + A₁·Y + A₂·Y)."""
-    terms = [attention.mix(branch.attn, seen, labels.values, f"{i}.") for i, branch in enumerate(module.attns)]
-    if seen.keep_residual:
-        terms.append(labels.values[:, seen.rows])
+    terms = [attention.mix(branch.attn, observed, labels.values, f"{i}.") for i, branch in enumerate(module.attns)]
+    if observed.keep_residual:
+        terms.append(labels.values[:, observed.rows])
     return Labels(torch.stack(terms).mean(0), labels.grid)
 
 
 @register(HybridEmbed, taps=lambda module: {"map": Tap(module.proj)}, layer=False)
-def hybrid(module: HybridEmbed, seen: Seen, labels: Labels) -> Labels:
+def hybrid(module: HybridEmbed, observed: Observed, labels: Labels) -> Labels:
     """A convolutional network is taken as the patch embedding that it replaces: a token's label is that of its patch,
     however far the network looks beyond it."""
-    height, width = seen["map"].shape[2:]
+    height, width = observed["map"].shape[2:]
     rows = F.adaptive_avg_pool2d(labels.map.permute(0, 3, 1, 2), (height, None))  # one side, then the other: sums of
     pooled = F.adaptive_avg_pool2d(rows, (height, width))  # a thousand pixels would lose the last digits
     return labels.with_map(pooled.permute(0, 2, 3, 1))

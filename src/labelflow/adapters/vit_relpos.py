@@ -8,7 +8,7 @@ from timm.models.vision_transformer_relpos import (
 
 from labelflow import flow
 from labelflow.adapters import attention, vit
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -24,15 +24,15 @@ def _taps(block: RelPosBlock | ResPostRelPosBlock) -> dict[str, Tap]:
 
 
 @register(RelPosBlock, ResPostRelPosBlock, taps=_taps)
-def block(module: RelPosBlock | ResPostRelPosBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: RelPosBlock | ResPostRelPosBlock, observed: Observed, labels: Labels) -> Labels:
     values = labels.values
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"][:, :, seen.rows], values)
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"][:, :, observed.rows], values)
     else:
-        bias = seen["shared"] if "shared" in seen else attention.bias(module.attn.rel_pos, seen)
-        bias = None if bias is None else bias[:, :, seen.rows]
-        mixed = flow.attend(seen["query"][:, :, seen.rows], seen["key"], values, bias)
-    return Labels(seen.residual(values[:, seen.rows], mixed), labels.grid)
+        bias = observed["shared"] if "shared" in observed else attention.bias(module.attn.rel_pos, observed)
+        bias = None if bias is None else bias[:, :, observed.rows]
+        mixed = flow.attend(observed["query"][:, :, observed.rows], observed["key"], values, bias)
+    return Labels(observed.residual(values[:, observed.rows], mixed), labels.grid)
 
 
 register_model(VisionTransformerRelPos, path=vit.path, heads=vit.heads, head_tokens=vit.head_tokens)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import averages, vit, windows
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -18,12 +18,12 @@ def _taps(block: Block) -> dict[str, Tap]:
     }
 
 
-def _mix(module: Attention, seen: Seen, labels: Tensor, grid: tuple[int, int]) -> Tensor:
+def _mix(module: Attention, observed: Observed, labels: Tensor, grid: tuple[int, int]) -> Tensor:
     """Attention over the places of each window, or of the map: (windows, places, K) -> (windows, places, K)"""
     heads = (-1, module.num_heads)
-    if "weights" in seen:
-        return flow.attention(seen["weights"].unflatten(0, heads), labels)
-    query, key, bias = seen["query"], seen["key"], None
+    if "weights" in observed:
+        return flow.attention(observed["weights"].unflatten(0, heads), labels)
+    query, key, bias = observed["query"], observed["key"], None
     if module.use_rel_pos:
         bias = get_decomposed_rel_pos_bias(
             query, module.rel_pos_h.to(query.dtype), module.rel_pos_w.to(query.dtype), grid, grid
@@ -34,10 +34,10 @@ def _mix(module: Attention, seen: Seen, labels: Tensor, grid: tuple[int, int]) -
 
 
 @register(Block, taps=_taps)
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
     size = (module.window_size, module.window_size) if module.window_size else labels.grid
-    mixed = windows.mix(labels.map, size, (0, 0), lambda parts: _mix(module.attn, seen, parts, size))
-    return labels.with_map(seen.residual(labels.map, mixed))
+    mixed = windows.mix(labels.map, size, (0, 0), lambda parts: _mix(module.attn, observed, parts, size))
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 def _path(model: VisionTransformerSAM) -> list[nn.Module]:

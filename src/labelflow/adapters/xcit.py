@@ -5,12 +5,12 @@ from torch import nn
 
 from labelflow import flow
 from labelflow.adapters import cait, patches
-from labelflow.adapters.registry import Seen, register, register_model
+from labelflow.adapters.registry import Observed, register, register_model
 from labelflow.flow import Labels
 
 
 @register(ConvPatchEmbed, layer=False)
-def embed(module: ConvPatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: ConvPatchEmbed, observed: Observed, labels: Labels) -> Labels:
     """Each convolution has stride 2, and aggregates."""
     for layer in module.proj.modules():
         if isinstance(layer, nn.Conv2d):
@@ -19,11 +19,11 @@ def embed(module: ConvPatchEmbed, seen: Seen, labels: Labels) -> Labels:
 
 
 @register(XCABlock)
-def block(module: XCABlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: XCABlock, observed: Observed, labels: Labels) -> Labels:
     """Attention and MLP leave labels as they are; the local patch interaction does not."""
     local = module.local_mp
     mixed = flow.convolve(local.conv2.weight, flow.convolve(local.conv1.weight, labels.map))
-    return labels.with_map(seen.residual(labels.map, mixed))
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 def _path(model: Xcit) -> list[nn.Module]:
