@@ -71,6 +71,17 @@ def test_fused_equals_unfused(family: str) -> None:
     assert_close(arrived, expected, atol=1e-6, rtol=0)
 
 
+def test_a_trace_shows_labels_at_their_places() -> None:
+    """Hiera's tokens do not lie row by row; what a trace shows does. Its windows do not reach the other half."""
+    model, images = build("hiera"), images_for("hiera")
+    share = torch.zeros_like(images[:, :1])
+    share[..., : images.shape[3] // 2] = 1
+    first = lf.Aligned(model).trace(images, share)[0].map
+    side = first.shape[2]
+    assert first[:, :, : side // 2 - 1].min() > 0.6
+    assert first[:, :, side // 2 + 1 :].max() < 0.4
+
+
 def test_a_distilled_model_has_a_label_for_each_head() -> None:
     model, images = build("deit distilled"), images_for("deit distilled")
     mix = box_mix(images)

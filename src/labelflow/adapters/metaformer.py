@@ -1,5 +1,12 @@
-"""MetaFormer: PoolFormer, ConvFormer, CAFormer; blocks that differ in their token mixer alone."""
+"""MetaFormer and FocalNet.
 
+MetaFormer: PoolFormer, ConvFormer, CAFormer; blocks that differ in their token mixer alone.
+
+FocalNet: each token is multiplied by its context, a sum of ever wider averages, weighted by gates of its own.
+"""
+
+import torch
+from timm.models.focalnet import Downsample, FocalNet, FocalNetBlock
 from timm.models.metaformer import Attention, Downsampling, MetaFormer, MetaFormerBlock, Pooling, SepConv, Stem
 from torch import Tensor, nn
 
@@ -60,3 +67,30 @@ def _path(model: MetaFormer) -> list[nn.Module]:
 
 
 register_average(MetaFormer, path=_path)
+
+
+@register(Downsample, layer=False)
+def focalnet_merge(module: Downsample, observed: Observed, labels: Labels) -> Labels:
+    return patches.merge(module.proj, labels)
+
+
+@register(FocalNetBlock, taps=lambda block: {"parts": Tap(block.modulation.f)})
+def focalnet_block(module: FocalNetBlock, observed: Observed, labels: Labels) -> Labels:
+    modulation = module.modulation
+    gates = observed["parts"][:, 2 * modulation.dim :].float().abs().unsqueeze(-1)  # (B, levels + 1, h, w, 1)
+    context, levels = labels.map, []
+    for layer in modulation.focal_layers:
+        context = flow.convolve(layer[0].weight, context)
+        levels.append(context)
+    levels.append(context.mean((1, 2), keepdim=True).expand_as(context))  # the last gate is for all places alike
+    mixed = flow.normalise((gates * torch.stack(levels, 1)).sum(1))
+    modulated = (labels.map + mixed) / 2  # a product: both of its factors count
+    return labels.with_map(observed.residual(labels.map, modulated))
+
+
+def _focalnet_path(model: FocalNet) -> list[nn.Module]:
+    stages = [present(stage.downsample, *stage.blocks) for stage in model.layers]
+    return [model.stem, *(module for stage in stages for module in stage)]
+
+
+register_average(FocalNet, path=_focalnet_path)

@@ -1,11 +1,19 @@
-"""Swin: labels roll, are padded, windowed, masked and merged as tokens are."""
+"""Swin Transformers, V1 and V2.
 
+Swin: labels roll, are padded, windowed, masked and merged as tokens are.
+
+Swin v2, and timm's other version of it: cosine attention and position bias are in the weights that both show.
+"""
+
+from timm.models import swin_transformer_v2_cr as cr
 from timm.models.swin_transformer import PatchMerging, SwinTransformer, SwinTransformerBlock
+from timm.models.swin_transformer_v2 import PatchMerging as V2PatchMerging
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block
 from torch import Tensor, nn
 
 from labelflow import flow
-from labelflow.adapters import windows
-from labelflow.adapters.averages import register_average
+from labelflow.adapters import patches, windows
+from labelflow.adapters.averages import present, register_average
 from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
@@ -50,3 +58,34 @@ def path(model: SwinTransformer) -> list[nn.Module]:
 
 
 register_average(SwinTransformer, path=path)
+
+
+@register(
+    SwinTransformerV2Block,
+    cr.SwinTransformerV2CrBlock,
+    taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")},
+)
+def v2_block(
+    module: SwinTransformerV2Block | cr.SwinTransformerV2CrBlock, observed: Observed, labels: Labels
+) -> Labels:
+    mixed = windows.mix(
+        labels.map, module.window_size, module.shift_size, lambda parts: flow.attention(observed["weights"], parts)
+    )
+    return labels.with_map(observed.residual(labels.map, mixed))
+
+
+@register(cr.PatchEmbed, layer=False)
+def embed(module: cr.PatchEmbed, observed: Observed, labels: Labels) -> Labels:
+    return patches.merge(module.proj, labels)
+
+
+def _cr_path(model: cr.SwinTransformerV2Cr) -> list[nn.Module]:
+    return [
+        model.patch_embed,
+        *(module for stage in model.stages for module in present(stage.downsample, *stage.blocks)),
+    ]
+
+
+register(V2PatchMerging, cr.PatchMerging, layer=False)(merge)
+register_average(SwinTransformerV2, path=path)
+register_average(cr.SwinTransformerV2Cr, path=_cr_path)

@@ -16,7 +16,7 @@ from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder, Qwen3VitP
 from torch import nn
 
 from labelflow import flow
-from labelflow.adapters import eva, vit  # noqa: F401  (eva registers Qwen3's blocks)
+from labelflow.adapters import vit  # which registers Qwen3's blocks, too
 from labelflow.adapters.averages import register_average
 from labelflow.adapters.registry import Observed, Tap, refuse, register
 from labelflow.flow import Labels

@@ -116,8 +116,8 @@ def _compare(grid: tuple[int, int], labels: Tensor, features: Tensor) -> Place:
     label = labels[1:].flatten(1)  # (P, h·w)
     change = (features[1:] - features[:1]).float().flatten(2).norm(dim=1)
     stray = (label * (change == 0)).sum(1) / label.sum(1)
-    centred = [one - one.mean(1, keepdim=True) for one in (label, change)]
-    agreement = torch.cosine_similarity(*centred, dim=1)
+    centred = (label - label.mean(1, keepdim=True), change - change.mean(1, keepdim=True))
+    agreement = torch.cosine_similarity(centred[0], centred[1], dim=1)
     contrast = change.std(1) / change.mean(1)
     return Place(grid, stray.max().item(), agreement.mean().item(), contrast.mean().item())
 
