@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from labelflow import Mix
 from recording_oracles import average_label
 
+NFNET = {"depths": (1, 2, 1, 1), "channels": (8, 16, 16, 16), "stem_chs": 8, "num_classes": 5}
 RESNET = {"layers": (1, 2, 1, 1), "channels": (8, 8, 12, 12), "stem_width": 8, "num_classes": 5}
 
 
@@ -122,14 +123,8 @@ FAMILIES: dict[str, tuple[str | Callable[..., nn.Module], dict, tuple[int, int]]
     "sknet": ("skresnet18", RESNET, (64, 64)),
     "sknet, bottlenecks": ("skresnet50", RESNET, (64, 64)),
     "selecsls": (selecsls, {}, (32, 48)),
-    "nfnet": (
-        "nf_resnet26", {"depths": (1, 2, 1, 1), "channels": (8, 16, 16, 16), "stem_chs": 8, "num_classes": 5}, (64, 64),
-    ),
-    "nfnet, same": (
-        "dm_nfnet_f0",
-        {"depths": (1, 1, 1, 1), "channels": (8, 8, 8, 8), "stem_chs": 128, "group_size": 4, "num_classes": 5},
-        (64, 64),
-    ),
+    "nfnet": ("nf_resnet26", NFNET, (64, 64)),
+    "nfnet, same": ("dm_nfnet_f0", {**NFNET, "stem_chs": 64, "group_size": 4}, (64, 64)),
     "rexnet": (narrow, {"name": "rexnet_100", "by": 1}, (64, 96)),
     "senet, basic": (narrow, {"name": "legacy_seresnet18"}, (64, 96)),
     "senet, bottlenecks": (narrow, {"name": "legacy_seresnet50"}, (64, 96)),

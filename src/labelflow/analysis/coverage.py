@@ -132,6 +132,7 @@ def page(found: list[Found], tried: Mapping[str, Tried]) -> str:
     whole = sum(row[1] == row[2] for row in rows)
     partly = sum(0 < row[2] < row[1] for row in rows)
     worst = max((result.error for result in tried.values()), default=0)
+    stray = max((result.locality.stray for result in tried.values() if result.locality), default=0)
     return "\n".join(
         [
             "# Models",
@@ -143,7 +144,9 @@ def page(found: list[Found], tried: Mapping[str, Tried]) -> str:
             "and attached, which looks at its real blocks. Of models of one class whose labels pass through the same "
             f"kinds of modules, the smallest was run at its own size of images, in training mode: {len(tried)}, none "
             "of more than a billion parameters. Its logits were the same with labels and without, bit by bit, and a "
-            f"constant share arrived as it was, to {worst:.0e}.",
+            f"constant share arrived unchanged, to {worst:.0e}. The label of a single cell went where that cell "
+            f"changes the model's own features: at most {stray:.0e} of it lay elsewhere "
+            "(`labelflow.analysis.locality`).",
             "",
             "| timm.models | names | aligned | kinds run | the others |",
             "|---|--:|--:|--:|---|",

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labelflow.adapters.registry import MODULES, Move, Seen
+from labelflow.adapters.registry import MODULES, Move, Observed
 from labelflow.align import Aligned
 from labelflow.flow import Labels
 
@@ -82,15 +82,15 @@ def locality(model: nn.Module, size: tuple[int, int], channels: int = 3) -> Loca
         grid = (features.shape[2], features.shape[3])
         fitting = [label for label in labels[:steps] if label.grid == grid]
         if fitting and max(grid) > 1:
-            places[grid] = _compare(grid, fitting[-1].map[..., 0], features)  # the last of that size
+            places[grid] = _compare(grid, fitting[-1].map[..., 0], features)
     if not places:
         raise ValueError(f"no map of {type(model).__name__} has the size of its labels")
     return Locality(list(places.values()))
 
 
 def _features(model: Any, images: Tensor, path: list[nn.Module]) -> list[tuple[Tensor, int]]:
-    """Maps (B, C, h, w), each with the number of modules of the path that had run when it was there: where its sum
-    was last seen. One that is no module's output, such as a map of tokens behind a class token, may have seen all."""
+    """Maps (B, C, h, w), each with the number of modules of the path that had run when it was made: when its sum
+    last was a module's output. What is no module's output, as tokens without their class token, comes after all."""
     sums: dict[float, int] = {}
     done = int(model in path)  # as a whole
 
@@ -116,8 +116,8 @@ def _compare(grid: tuple[int, int], labels: Tensor, features: Tensor) -> Place:
     label = labels[1:].flatten(1)  # (P, h·w)
     change = (features[1:] - features[:1]).float().flatten(2).norm(dim=1)
     stray = (label * (change == 0)).sum(1) / label.sum(1)
-    centred, moved = (one - one.mean(1, keepdim=True) for one in (label, change))
-    agreement = torch.cosine_similarity(centred, moved, dim=1)
+    centred = (label - label.mean(1, keepdim=True), change - change.mean(1, keepdim=True))
+    agreement = torch.cosine_similarity(centred[0], centred[1], dim=1)
     contrast = change.std(1) / change.mean(1)
     return Place(grid, stray.max().item(), agreement.mean().item(), contrast.mean().item())
 
@@ -158,8 +158,8 @@ def _watching(modules: list[nn.Module], see: Callable[[Labels], object]) -> Iter
     """Have `see` look at the labels that these modules' adapters return."""
 
     def watched(move: Move) -> Move:
-        def look(module: Any, seen: Seen, labels: Labels) -> Labels:
-            moved = move(module, seen, labels)
+        def look(module: Any, observed: Observed, labels: Labels) -> Labels:
+            moved = move(module, observed, labels)
             if module in modules:
                 see(moved)
             return moved
