@@ -1,8 +1,10 @@
 """GC-ViT, and FocalNet."""
 
+import inspect
+
 import torch
 from timm.models.focalnet import FocalNet
-from timm.models.gcvit import GlobalContextVit
+from timm.models.gcvit import GlobalContextVit, WindowAttentionGlobal
 from torch import Tensor, nn
 
 from labelflow import Mix
@@ -22,6 +24,9 @@ FAMILIES = {
 }
 SOME = ["gcvit", "focalnet"]  # for what does not depend on the details
 
+# timm 1.0.30 repeats its global queries as they come: a sample's windows see all samples'
+OWN_QUERIES = "repeat_interleave" in inspect.getsource(WindowAttentionGlobal.forward)
+
 
 def gcvit(model: nn.Module, images: Tensor, mix: Mix, onehot: Tensor) -> Tensor:
     def down(module: nn.Module, labels: Tensor) -> Tensor:
@@ -40,9 +45,9 @@ def gcvit(model: nn.Module, images: Tensor, mix: Mix, onehot: Tensor) -> Tensor:
             for number, (i, j) in enumerate((i, j) for i in windows[0] for j in windows[1]):
                 place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
                 parts = attn.qkv(normed[:, *place].flatten(1, 2)).chunk(2 if attn.use_global else 3, -1)
-                if attn.use_global:  # timm repeats its queries as they come: a sample's windows see all samples'
+                if attn.use_global:
                     count = len(windows[0]) * len(windows[1])
-                    own = [(sample * count + number) % len(x) for sample in range(len(x))]
+                    own = [sample if OWN_QUERIES else (sample * count + number) % len(x) for sample in range(len(x))]
                     parts = (query[own], *parts)
                 q, k = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts[:2])
                 bias = attn.rel_pos(torch.zeros(1, attn.num_heads, rows * columns, rows * columns))
