@@ -274,7 +274,7 @@ def test_a_resumed_annotation_does_what_is_left(
     draft.write(1, np.stack([one.scores for one in maps]), np.stack([one.classes for one in maps]))
     command = ["annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
     assert "is unfinished (1 of 3 shards); continue with --resume" in refused(capsys, *command)
-    assert "begun differently: seen was 'whole', not 'center(0.9)'" in refused(
+    assert "has other settings: seen was 'whole', not 'center(0.9)'" in refused(
         capsys, *command, "--resume", "--seen", "center(0.9)"
     )
     assert say(*command, "--resume") == 0
@@ -338,7 +338,7 @@ def test_mistakes_are_told_in_a_line(
     assert "is complete already" in refused(capsys, "annotate", photos, *good, "--out", labels)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
-    assert "holds other files (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
+    assert "is not empty (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
     assert "there is no folder" in refused(capsys, "annotate", tmp_path / "nowhere", *good, *out)
     assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--weights", "no.pt", *out)
     assert "split must be train or val" in refused(capsys, "annotate", photos, *good, *out, "--split", "test")
