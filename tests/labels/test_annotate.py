@@ -343,13 +343,13 @@ def test_mistakes_are_told_in_a_line(
     assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--weights", "no.pt", *out)
     assert "split must be train or val" in refused(capsys, "annotate", photos, *good, *out, "--split", "test")
     assert "top must be at least 1" in refused(capsys, "annotate", photos, *good, *out, "--top", 0)
-    assert "seen must be 'whole' or like" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
+    assert "seen must be 'whole' or 'center(P)'" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
     assert "there is no package with weights of resnet10t" in refused(
         capsys, "annotate", photos, *SMALL, "--weights", "packaged", *out
     )
     torch.save(timm.create_model("convnext_atto", num_classes=2).state_dict(), tmp_path / "atto.pt")
     small = ["--model", "convnext_atto", "--weights", tmp_path / "atto.pt", "--image-size", 16]
-    assert "gives no scores at places of images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
+    assert "gives no scores per location for images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
     assert not (tmp_path / "out").exists()
 
 
