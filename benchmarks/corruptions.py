@@ -49,7 +49,7 @@ for line in sys.stdin:
 
 
 class Side:
-    """A process that corrupts the image when it's told to, and says how long that took."""
+    """A process that corrupts the image on request, and returns how long it took."""
 
     def __init__(self, python: str, code: str, image: Path) -> None:
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -76,9 +76,9 @@ def measured(sides: list[Side], name: str, rounds: int) -> list[list[float]]:
     times: list[list[list[float]]] = [[[] for _ in SEVERITIES] for _ in sides]
     for _ in range(rounds + 1):
         for position, severity in enumerate(SEVERITIES):
-            for side, kept in zip(sides, times, strict=True):
-                kept[position].append(side.milliseconds(name, severity))
-    return [[statistics.median(calls[1:]) for calls in kept] for kept in times]
+            for side, own in zip(sides, times, strict=True):
+                own[position].append(side.milliseconds(name, severity))
+    return [[statistics.median(calls[1:]) for calls in own] for own in times]
 
 
 def row(name: str, times: list[list[float]]) -> str:
@@ -95,17 +95,17 @@ def main() -> None:
     parser.add_argument("--reference", default="", help="the Python of an environment where imagecorruptions runs")
     parser.add_argument("--rounds", type=int, default=7, help="calls of each severity")
     parser.add_argument("--names", nargs="*", default=[*CORRUPTIONS, *EXTRA], help="which corruptions")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image.npy"
         np.save(image, np.array(Image.fromarray(chelsea()[:, 75:375]).resize((224, 224), Image.Resampling.BICUBIC)))
         sides = [Side(sys.executable, OURS, image)]
-        sides += [Side(asked.reference, THEIRS, image)] if asked.reference else []
-        heads = ["ours ms", "theirs ms", "ratio", "least"] if asked.reference else ["ours ms"]
+        sides += [Side(options.reference, THEIRS, image)] if options.reference else []
+        heads = ["ours ms", "theirs ms", "ratio", "least"] if options.reference else ["ours ms"]
         print(f"{'':20}" + "".join(f"{head:>11}" for head in heads))
         every = []
-        for name in asked.names:
-            every.append(measured(sides, name, asked.rounds))
+        for name in options.names:
+            every.append(measured(sides, name, options.rounds))
             print(row(name, every[-1]), flush=True)
         print(row("all", [[time for times in every for time in times[side]] for side in range(len(sides))]))
         for side in sides:

@@ -4,9 +4,9 @@ the same files, taking turns in one run.
     python benchmarks/robust_speed.py --model tf_efficientnet_lite0 --weights packaged --images 128 --rounds 5
 
 The bare loop is torchvision's ImageFolder with timm's own evaluation transform in a DataLoader, and the model on each
-batch. Ours opens the set, makes the keys of model and images, asks, restricts the answers, keeps them on disk and
-counts. Both read with as many workers in batches as large. The files are scenes of the sample world as JPEGs of
-320×256 pixels. Time is from start to end; the ratio is bare to ours, the median of pairs.
+batch. Ours opens the data set, hashes model and images, predicts, restricts the predictions to 200 classes, caches them
+and counts. Both load images with as many workers, in batches as large. The files are scenes of the sample world as
+JPEGs of 320×256 pixels. Time is from start to end; the ratio is bare to ours, the median of pairs.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from torchvision.datasets import ImageFolder
 
 from labelflow.classifier import Classifier
 from labelflow.data import World
+from labelflow.robust.evaluator import Evaluator
 from labelflow.robust.models import load_models
-from labelflow.robust.natural import Natural
-from labelflow.robust.session import Session
-from labelflow.robust.settings import NaturalSets
+from labelflow.robust.natural import NaturalSuite
+from labelflow.robust.settings import NaturalSettings
 
 CPU = torch.device("cpu")
 
@@ -57,10 +57,10 @@ def bare(classifier: Classifier, folder: Path, batch: int, workers: int) -> floa
 
 def ours(classifier: Classifier, folder: Path, batch: int, workers: int) -> float:
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as kept:
-        fresh = replace(classifier)  # whose key is not made yet
-        session = Session([fresh], Path(kept), CPU, batch=batch, workers=workers, quiet=True)
-        Natural(session, NaturalSets(imagenet_a=str(folder))).measure()
+    with tempfile.TemporaryDirectory() as cache:
+        fresh = replace(classifier)  # its key is not computed yet
+        evaluator = Evaluator([fresh], Path(cache), CPU, batch=batch, workers=workers, quiet=True)
+        NaturalSuite(evaluator, NaturalSettings(imagenet_a=str(folder))).measure()
     return time.perf_counter() - start
 
 
@@ -80,7 +80,7 @@ def main() -> None:
         make_images(folder, options.images)
         pairs = [
             [side(classifier, folder, options.batch, options.workers) for side in (bare, ours)]
-            for _ in range(options.rounds + 1)  # the first is not counted
+            for _ in range(options.rounds + 1)  # the first is a warm-up
         ]
     ratios = [loop / own for loop, own in pairs[1:]]
     rates = [options.images / statistics.median(pair[side] for pair in pairs[1:]) for side in (0, 1)]

@@ -71,6 +71,17 @@ def test_fused_equals_unfused(family: str) -> None:
     assert_close(arrived, expected, atol=1e-6, rtol=0)
 
 
+def test_a_trace_shows_labels_at_their_places() -> None:
+    """Hiera's tokens do not lie row by row; what a trace shows does. Its windows do not reach the other half."""
+    model, images = build("hiera"), images_for("hiera")
+    share = torch.zeros_like(images[:, :1])
+    share[..., : images.shape[3] // 2] = 1
+    first = lf.Aligned(model).trace(images, share)[0].map
+    side = first.shape[2]
+    assert first[:, :, : side // 2 - 1].min() > 0.6
+    assert first[:, :, side // 2 + 1 :].max() < 0.4
+
+
 def test_a_distilled_model_has_a_label_for_each_head() -> None:
     model, images = build("deit distilled"), images_for("deit distilled")
     mix = box_mix(images)
@@ -307,7 +318,7 @@ def test_a_hook_that_never_fires_is_an_error() -> None:
     model = build("vit")
     aligned = lf.Aligned(model)
     model.blocks[1].attn.k_norm = nn.Identity()
-    with pytest.raises(RuntimeError, match=r"watches as 'key' ran.*seen were \['query'\]"):
+    with pytest.raises(RuntimeError, match=r"watches as 'key' ran.*observed were \['query'\]"):
         aligned(images, share)
 
 
@@ -467,7 +478,7 @@ class TestBadInput:
         class Odd(type(build("vit").blocks[0])):  # type: ignore[misc]
             pass
 
-        lf.adapters.register(Odd)(lambda module, seen, labels: labels.values)  # type: ignore[arg-type,return-value]
+        lf.adapters.register(Odd)(lambda module, observed, labels: labels.values)  # type: ignore[arg-type,return-value]
         model, images = build("vit"), images_for("vit")
         model.blocks[1].__class__ = Odd
         with pytest.raises(RuntimeError, match=r"adapter of blocks\.1 returned a Tensor, not Labels"):

@@ -23,9 +23,9 @@ from labelflow.data import Data, open_source
 from labelflow.engine.run import Run
 from labelflow.labels.annotation import annotator_transform
 from labelflow.recipes import find
+from labelflow.robust.datasets import open_dataset
+from labelflow.robust.images import CLEAN, PerturbedImages
 from labelflow.robust.models import load_models
-from labelflow.robust.pictures import CLEAN, Pictures
-from labelflow.robust.sets import open_own
 from labelflow.tasks import evaluate_run, load_run, train_run
 
 CPU = torch.device("cpu")
@@ -104,8 +104,8 @@ def test_every_command_sees_what_timm_sees(name: str, run: Path, photo: Path) ->
     (shown,) = images_of(classifier, 1, [photo])  # figure, report
     assert torch.equal(shown.image, seen)
     (asked,) = load_models([text], CPU, weights=weights)  # robust
-    pictures = Pictures(
-        open_own(Data(source=str(photo.parents[1])), own=False, classes=()), asked.preprocessing, (CLEAN,), 0
+    pictures = PerturbedImages(
+        open_dataset(Data(source=str(photo.parents[1])), from_run=False, classes=()), asked.preprocessing, (CLEAN,), 0
     )
     levels = pictures[0, 0].levels.float() / 255
     assert_close(asked.logits(levels), logits, rtol=1e-3, atol=1e-5)

@@ -111,7 +111,7 @@ def test_suggested_commands_can_be_pasted_into_a_shell(tmp_path: Path, capsys: p
     weights = tmp_path / "weights.pth"
     model = timm.create_model("test_vit", num_classes=10)
     torch.save(model.state_dict(), weights)
-    how = ["--model", "test_vit", "--init", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
+    how = ["--model", "test_vit", "--weights", str(weights), "--image-size", "32", "--workers", "0", "--out", str(out)]
     assert main(["annotate", data, *how]) == 0
     lines = [line.split("labelflow ")[1] for line in capsys.readouterr().out.splitlines() if "them  " in line]
     assert shlex.split(lines[0]) == ["labels", "draw", str(out), data]

@@ -20,6 +20,7 @@ import labelflow as lf
 from helpers import box_mix, build, images_for
 from labelflow.align import evaluating
 from labelflow.flow import Labels
+from labelflow.follow import PerThread
 
 Result = TypeVar("Result")
 Owner = lf.Aligned | lf.Student
@@ -129,6 +130,22 @@ def test_compiled_ones_in_another_thread_are_not_compiled_again() -> None:
         for result in interrupted(aligned, images, share, work)[2]:
             assert all(torch.equal(*pair) for pair in zip(result, right, strict=True))
     assert len(graphs) == 2
+
+
+def test_a_graph_break_does_not_lose_what_a_thread_holds() -> None:
+    """What is set before a graph break, as gradient checkpointing makes one, is there after it."""
+    held = PerThread()
+
+    def inside_and_after(x: Tensor) -> tuple[Tensor, bool]:
+        mine = held.value = [x]
+        torch._dynamo.graph_break()
+        kept = held.value is mine
+        held.value = None
+        return x + 1, kept
+
+    torch.compiler.reset()
+    assert torch.compile(inside_and_after, backend="eager")(torch.ones(2))[1]
+    assert held.value is None
 
 
 @pytest.fixture

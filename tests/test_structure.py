@@ -43,6 +43,23 @@ def test_files_can_be_read_in_one_sitting() -> None:
     assert not long
 
 
+TESTS = Path(__file__).parent
+EVERYTHING = {  # tests of the whole, not of one module
+    *("compile", "distributed", "docs", "examples", "golden", "golden_conventions", "overfit", "structure"),
+    "training_examples",
+}
+
+
+def test_tests_mirror_the_source() -> None:
+    """`tests/x/test_y.py`, or `test_y_more.py`, tests `x/y.py` or the folder `x/y`; tests/benchmarks, benchmarks."""
+    for path in TESTS.rglob("test_*.py"):
+        folder, name = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
+        beginnings = ["_".join(name.split("_")[: count + 1]) for count in range(name.count("_") + 1)]
+        homes = [ROOT / folder / part for part in beginnings]
+        mirrors = any(home.with_suffix(".py").exists() or home.is_dir() for home in homes)
+        assert mirrors or folder == Path("benchmarks") or (not folder.parts and name in EVERYTHING), path
+
+
 def test_import_is_quiet_and_brings_no_plots() -> None:
     code = "import sys, labelflow.cli; sys.exit(any(name in sys.modules for name in ('matplotlib', 'skimage')))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -71,7 +71,8 @@ class Aligned(nn.Module):
         layers: list[Layer] = []
 
         def leave(name: str, labels: Labels) -> None:
-            layers.append(Layer(name, labels.values[..., 0], labels.grid))
+            placed = torch.cat([labels.prefix, labels.map.flatten(1, 2)], 1)  # row by row, also where tokens are not
+            layers.append(Layer(name, placed[..., 0], labels.grid))
 
         self.follower.run(self.model, images, share, tokens=True, leave=leave)
         return layers

@@ -1,4 +1,4 @@
-"""Chance that is a function of where one is, never of a process's history.
+"""Randomness as a function of a key, never of a process's history.
 
 Every random draw of a training run comes from a key of whole numbers, such as (seed, purpose, epoch, position). A run
 that is resumed anywhere, or read by another number of workers or processes, therefore draws the same.
@@ -45,7 +45,7 @@ def generator(*key: int) -> torch.Generator:
 
 @contextmanager
 def drawn_from(*key: int) -> Iterator[None]:
-    """Inside, Python's, numpy's and torch's global chance, which transforms use, follow the key; after, they go on."""
+    """Seeds the global generators of Python, numpy and torch, which transforms use, by the key; then restores them."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     seed = seed_of(*key)
     random.seed(seed)

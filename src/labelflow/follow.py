@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import MODELS, MODULES, Seen, known_model, known_module, load_optional
+from labelflow.adapters.registry import MODELS, MODULES, Observed, known_model, known_module, load_optional
 from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
@@ -48,6 +48,7 @@ class Layer(NamedTuple):
 class PerThread(threading.local):
     """A value that every thread has to itself, None at first. Copies and pickles start with None, too."""
 
+    __slots__ = ()  # no __dict__ of its own: after a graph break, torch.compile would write there, for nobody to read
     value: Any
 
     def __init__(self) -> None:  # called once in each thread
@@ -190,16 +191,16 @@ class Follower:
         adapter = MODULES[hook.kind]
         with torch.no_grad(), torch.autocast(current.labels.values.device.type, enabled=False):
             rows = slice(current.head_tokens if hook.last and current.head_tokens else None)
-            seen = Seen(current.taps, rows, self.residual, self._prefix_label(current), hook.plan)
+            observed = Observed(current.taps, rows, self.residual, self._prefix_label(current), hook.plan)
             labels = current.labels
             is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == len(labels.values)
             if adapter.layer and is_sequence:  # not windows, nor TNT's pixels, which are more than B
-                labels = seen.join(labels, tokens.shape[1])
+                labels = observed.join(labels, tokens.shape[1])
             if adapter.layer and current.enter is not None:
                 labels = current.enter(labels)
                 current.restart(labels)
-                seen = replace(seen, image_label=self._prefix_label(current))
-            moved = (adapter.idle if hook.idle else adapter.move)(module, seen, labels)
+                observed = replace(observed, image_label=self._prefix_label(current))
+            moved = (adapter.idle if hook.idle else adapter.move)(module, observed, labels)
             if not isinstance(moved, Labels):
                 raise RuntimeError(f"the adapter of {hook.name} returned a {type(moved).__name__}, not Labels")
             current.labels = moved

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from labelflow.adapters import graph
-from labelflow.adapters.registry import MODULES, Seen, Tap, register
+from labelflow.adapters.registry import MODULES, Observed, Tap, register
 from labelflow.flow import Labels
 from oracles import convolved, window_labels
 
@@ -52,9 +52,9 @@ def start(side: int = 8) -> Tensor:
 
 def moved(module: nn.Module, labels: Tensor, residual: bool = True, idle: bool = False) -> Tensor:
     """(B, h, w, K) -> (B, i, j, K), with a look at whether the module itself gives such a map"""
-    seen = Seen({}, slice(None), residual, labels.mean((1, 2)), graph.trace(module))
+    observed = Observed({}, slice(None), residual, labels.mean((1, 2)), graph.trace(module))
     given = Labels(labels.flatten(1, 2), (labels.shape[1], labels.shape[2]))
-    result = (graph.idle if idle else graph.move)(module, seen, given).map
+    result = (graph.idle if idle else graph.move)(module, observed, given).map
     assert_close(result.sum(-1), torch.ones(result.shape[:3]))
     return result
 
@@ -190,7 +190,7 @@ class Turn(nn.Module):
 @pytest.fixture
 def _turns_labels() -> Iterator[None]:
     register(Turn, taps=lambda module: {"map": Tap(module)})(
-        lambda _, seen, labels: labels.with_map(labels.map.flip(1))
+        lambda _, observed, labels: labels.with_map(labels.map.flip(1))
     )
     yield
     del MODULES[Turn]

@@ -72,8 +72,8 @@ def test_inputs_may_be_given_by_name() -> None:
             return self.block(tokens=torch.cat([tokens[:, :1], tokens], 1))[:, 0]
 
     @lf.adapters.register(Mixing, taps=lambda block: {"tokens": lf.adapters.Tap(block, "input")})
-    def move(block: Mixing, seen: lf.adapters.Seen, labels: lf.flow.Labels) -> lf.flow.Labels:
-        assert seen["tokens"].shape[1] == labels.values.shape[1] == 17  # a token without a place has joined
+    def move(block: Mixing, observed: lf.adapters.Observed, labels: lf.flow.Labels) -> lf.flow.Labels:
+        assert observed["tokens"].shape[1] == labels.values.shape[1] == 17  # a token without a place has joined
         return lf.flow.Labels(labels.values.flip(1), labels.grid)
 
     lf.adapters.register_model(

@@ -2,20 +2,24 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import timm
+from timm.models.convnext import ConvNeXtBlock
 
 import labelflow as lf
+from labelflow.adapters.registry import MODULES, Observed
 from labelflow.analysis import coverage
 from labelflow.cli import main
+from labelflow.flow import Labels
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def test_the_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["coverage", "test_vit*", "test_convnext*", "--write", str(tmp_path / "models.md")]) == 0
+    assert main(["coverage", "test_vit", "test_vit?", "test_convnext*", "--write", str(tmp_path / "models.md")]) == 0
     assert "convnext" in capsys.readouterr().out
     page = (tmp_path / "models.md").read_text()
     assert "**7 of the 7 model names**" in page
@@ -35,6 +39,24 @@ def test_labels_that_get_lost_are_noticed(
     assert main(["coverage", "test_vit", "--write", str(tmp_path / "models.md")]) == 2
     assert "labels do not flow as they should, or change the logits, in test_vit" in capsys.readouterr().err
     assert not (tmp_path / "models.md").exists()
+
+
+def test_labels_that_go_elsewhere_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cell's label everywhere: a constant share is still constant."""
+    adapter = MODULES[ConvNeXtBlock]
+
+    def copied(module: ConvNeXtBlock, observed: Observed, labels: Labels) -> Labels:
+        moved = adapter.move(module, observed, labels)
+        return moved.with_map(moved.map[:, :1, :1].expand_as(moved.map))
+
+    monkeypatch.setitem(MODULES, ConvNeXtBlock, replace(adapter, move=copied))
+    assert main(["coverage", "test_convnext"]) == 2
+    assert "labels do not flow as they should, or change the logits, in test_convnext" in capsys.readouterr().err
+    result = coverage.run("test_convnext")
+    assert result.error < 1e-5
+    assert result.same_logits
 
 
 def test_a_refused_model_says_why() -> None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+import labelflow.tasks.detect.task
+import labelflow.tasks.segment.task  # noqa: F401  (before the forks)
 from labelflow.data import Data
 from labelflow.engine import Training, checkpoint
 from labelflow.engine import run as run_folder

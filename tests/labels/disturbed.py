@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from test_store import child, contents, mortal, status
 
+import labelflow.tasks.annotation  # noqa: F401  (before the forks)
 from labelflow.cli import main
 
 

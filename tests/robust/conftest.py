@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from robust.asking import write_asked
+from robust.small import write_vits
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models' weights, and images of three classes; tests leave it as it is."""
-    root = tmp_path_factory.mktemp("asked")
-    write_asked(root)
+    """Two models' weights, and images of three classes; tests don't change it."""
+    root = tmp_path_factory.mktemp("vits")
+    write_vits(root)
     return root

@@ -509,7 +509,7 @@ def test_auto_attack_adapts_to_few_classes() -> None:
     assert "targeted cross-entropy" in auto_attack(3).notes[1]
     assert "without apgd_t" in auto_attack(2).notes[1]
     assert TargetedAPGD().passes(5) == 1 + 4 * 101 * 3
-    with pytest.raises(ValueError, match="two classes or more"):
+    with pytest.raises(ValueError, match="at least two classes"):
         auto_attack(1)
 
 
@@ -525,7 +525,7 @@ def test_attacks_are_built_from_text() -> None:
         "fab_t(depth=3)",
         "cw",
     ):
-        with pytest.raises(ValueError, match=r"whole number|part, of|depth|no attack"):
+        with pytest.raises(ValueError, match=r"must be an integer|part, a fraction|depth|no attack"):
             build(text, ATTACKS, "attack")
     with pytest.raises(ValueError, match="did you mean"):
         APGD("cee")
@@ -545,7 +545,7 @@ def test_bad_input_is_told() -> None:
     for message, (asked, batch) in broken.items():
         with pytest.raises(ValueError, match=message):
             run_attacks(asked, [("fgsm", FGSM())], batch, BALLS[0])
-    with pytest.raises(ValueError, match="3 classes or more"):
+    with pytest.raises(ValueError, match="at least 3 classes"):
         run_attacks(toy(2).model, [("apgd_dlr", APGD("dlr"))], toy(2).batch, BALLS[0])
     with pytest.raises(ValueError, match="no norm 'l1'"):
         Ball("l1", 1.0)

@@ -28,7 +28,7 @@ def test_half_of_its_errors_is_50_and_the_sums_are_naive() -> None:
 
 
 def test_all_errors_are_needed() -> None:
-    with pytest.raises(ValueError, match="15 corruptions at 5 severities; not so of snow"):
+    with pytest.raises(ValueError, match="all 15 corruptions at 5 severities; incomplete: snow"):
         mce({**AS_ALEXNET, "snow": [0.5]})
 
 

@@ -1,4 +1,4 @@
-"""The published sets: class lists, restricted answers, several right answers; against brute force."""
+"""Published test sets: class lists, restricted predictions, several correct labels; by hand and by brute force."""
 
 import json
 from collections.abc import Callable
@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform
 
 from labelflow.classifier import imagenet_classes, wordnet_names
-from labelflow.robust.answers import Answers
+from labelflow.robust.cache import Predictions
+from labelflow.robust.evaluator import Evaluator
 from labelflow.robust.models import load_models
-from labelflow.robust.natural import Natural, NaturalSets, open_a, open_r, open_real, open_sketch, open_v2, real_labels
-from labelflow.robust.session import Session
+from labelflow.robust.natural import NaturalSuite, open_a, open_r, open_real, open_sketch, open_v2, real_labels
+from labelflow.robust.settings import NaturalSettings
+from robust.small import ColourReader, known, percent, save_colour, values
 
 NAMES = imagenet_classes()
 CPU = torch.device("cpu")
@@ -28,8 +30,8 @@ def listed(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """A tiny model of 1000 classes whose answers differ from image to image."""
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
+    """A tiny model of 1000 classes whose predictions differ from image to image."""
     folder = tmp_path_factory.mktemp("natural")
     torch.manual_seed(1)
     model = timm.create_model("test_vit", img_size=32)
@@ -37,7 +39,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         torch.nn.init.normal_(parameter, std=0.3)
     save_file(model.state_dict(), folder / "weights.safetensors")
     models = load_models([f"test_vit={folder / 'weights.safetensors'}"], CPU, image_size=32)
-    return Session(models, folder / "answers", CPU, workers=0, quiet=True)
+    return Evaluator(models, folder / "predictions", CPU, workers=0, quiet=True)
 
 
 def photo(path: Path, seed: int) -> None:
@@ -46,9 +48,9 @@ def photo(path: Path, seed: int) -> None:
     Image.fromarray(pixels).resize((48, 40), Image.Resampling.BICUBIC).save(path)
 
 
-def brute_force(session: Session, paths: list[Path]) -> torch.Tensor:
+def brute_force(evaluator: Evaluator, paths: list[Path]) -> torch.Tensor:
     """Logits, one image after the other, with timm's own transform."""
-    network = session.models[0].model.model
+    network = evaluator.models[0].model.model
     config = {**timm.data.resolve_data_config(pretrained_cfg=network.pretrained_cfg), "input_size": (3, 32, 32)}
     transform = create_transform(**config)
     with torch.no_grad():
@@ -56,8 +58,8 @@ def brute_force(session: Session, paths: list[Path]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("opened", "name"), [(open_a, "imagenet_a"), (open_r, "imagenet_r")])
-def test_200_classes_are_what_answers_are_restricted_to(
-    opened: Callable, name: str, session: Session, tmp_path: Path
+def test_predictions_are_restricted_to_200_classes(
+    opened: Callable, name: str, evaluator: Evaluator, tmp_path: Path
 ) -> None:
     classes, places = listed(f"{name}_synsets.txt"), [int(place) for place in listed(f"{name}_indices.txt")]
     assert [NAMES[place] for place in places] == classes
@@ -65,31 +67,31 @@ def test_200_classes_are_what_answers_are_restricted_to(
     paths = [tmp_path / classes[label] / f"{label}.png" for label in (0, 5, 77, 199)]
     for seed, path in enumerate(paths):
         photo(path, seed)
-    (found,) = opened(tmp_path)
-    ((answers,),) = session.ask(found)
-    expected = brute_force(session, paths)[:, places]
-    assert answers.places[0, :, 0].tolist() == expected.argmax(1).tolist()
-    assert answers.labels.tolist() == [0, 5, 77, 199]
-    np.testing.assert_allclose(answers.confidence[0], expected.softmax(1).max(1).values, rtol=1e-4)
+    (dataset,) = opened(tmp_path)
+    ((predictions,),) = evaluator.predict(dataset)
+    expected = brute_force(evaluator, paths)[:, places]
+    assert predictions.classes[0, :, 0].tolist() == expected.argmax(1).tolist()
+    assert predictions.labels.tolist() == [0, 5, 77, 199]
+    np.testing.assert_allclose(predictions.confidence[0], expected.softmax(1).max(1).values, rtol=1e-4)
     right = (expected.argmax(1) == torch.tensor([0, 5, 77, 199])).float().mean()
-    assert answers.top1 == [pytest.approx(100 * float(right))]
-    assert found.notes == ("4 of 200 classes are there",)
+    assert predictions.top1 == [pytest.approx(100 * float(right))]
+    assert dataset.notes == ("4 of 200 classes",)
 
 
-def test_the_folders_of_v2_sort_as_numbers(session: Session, tmp_path: Path) -> None:
+def test_the_folders_of_v2_sort_as_numbers(evaluator: Evaluator, tmp_path: Path) -> None:
     root = tmp_path / "imagenetv2-matched-frequency-format-val"
     for label in (2, 10, 999):
         photo(root / str(label) / "a.png", label)
-    (found,) = open_v2(tmp_path)
-    assert found.name == "ImageNet-V2 (matched-frequency)"
-    assert found.labels == [10, 2, 999]  # in the order of the folders' names
-    assert [Path(found.source.name(at)).parent.name for at in range(3)] == ["10", "2", "999"]
-    ((answers,),) = session.ask(found)
-    best = brute_force(session, [root / name / "a.png" for name in ("10", "2", "999")]).argmax(1)
-    assert answers.places[0, :, 0].tolist() == best.tolist()
+    (dataset,) = open_v2(tmp_path)
+    assert dataset.name == "ImageNet-V2 (matched-frequency)"
+    assert dataset.labels == [10, 2, 999]  # in the order of the folders' names
+    assert [Path(dataset.source.name(at)).parent.name for at in range(3)] == ["10", "2", "999"]
+    ((predictions,),) = evaluator.predict(dataset)
+    best = brute_force(evaluator, [root / name / "a.png" for name in ("10", "2", "999")]).argmax(1)
+    assert predictions.classes[0, :, 0].tolist() == best.tolist()
 
 
-def test_real_labels_by_the_number_of_the_file(session: Session, tmp_path: Path) -> None:
+def test_real_labels_by_the_number_of_the_file(evaluator: Evaluator, tmp_path: Path) -> None:
     text = (files("timm.data") / "_info" / "imagenet_real_labels.json").read_text()
     truths = json.loads(text)
     assert len(truths) == 50000
@@ -99,16 +101,16 @@ def test_real_labels_by_the_number_of_the_file(session: Session, tmp_path: Path)
     paths = [tmp_path / f"ILSVRC2012_val_{number:08d}.png" for number in numbers]
     for number, path in zip(numbers, paths, strict=True):
         photo(path, number)
-    (found,) = open_real(tmp_path)
-    ((answers,),) = session.ask(found)
+    (dataset,) = open_real(tmp_path)
+    ((predictions,),) = evaluator.predict(dataset)
     ordered = sorted(paths)
-    best = brute_force(session, ordered).argmax(1).tolist()
+    best = brute_force(evaluator, ordered).argmax(1).tolist()
     own = [truths[int(path.stem[-8:]) - 1] for path in ordered]
     expected = [place in truth for place, truth in zip(best, own, strict=True) if truth]
-    assert answers.among(found.truths)[0].tolist() == expected
-    section = Natural(session, NaturalSets(imagenet_real=str(tmp_path))).measure()
-    assert section.findings[0].values == [pytest.approx(100 * sum(expected) / len(expected))]
-    assert section.notes == [f"ImageNet-ReaL: {len(expected)} of 6 images have an answer, and count."]
+    assert predictions.correct_among(dataset.label_sets)[0].tolist() == expected
+    section = NaturalSuite(evaluator, NaturalSettings(imagenet_real=str(tmp_path))).measure()
+    assert section.metrics[0].values == [pytest.approx(100 * sum(expected) / len(expected))]
+    assert section.notes == [f"ImageNet-ReaL: {len(expected)} of 6 images have labels and count."]
     assert real_labels()[0] == frozenset(truths[0])
 
 
@@ -122,42 +124,72 @@ def test_imagenet_under_other_names() -> None:
     assert wordnet_names(["cat", "dog"]) == ("cat", "dog")
 
 
-def test_one_of_several_right_answers_is_enough() -> None:
-    places = np.array([[[3], [4], [9], [1]]], np.int32)
+def test_one_of_several_labels_is_enough() -> None:
+    classes = np.array([[[3], [4], [9], [1]]], np.int32)
     none = np.zeros((1, 4), np.float32)
-    answers = Answers(places, none[..., None], none, np.zeros(4, np.int32), np.array([True, True, True, False]))
-    truths = [frozenset({2, 3}), frozenset({5}), frozenset[int](), frozenset({1})]
-    assert answers.among(truths).tolist() == [[True, False]]  # without an answer, and unreadable: left out
+    predictions = Predictions(
+        classes, none[..., None], none, np.zeros(4, np.int32), np.array([True, True, True, False])
+    )
+    label_sets = [frozenset({2, 3}), frozenset({5}), frozenset[int](), frozenset({1})]
+    assert predictions.correct_among(label_sets).tolist() == [
+        [True, False]
+    ]  # unlabelled and unreadable ones are left out
 
 
-def test_other_folders_are_refused(session: Session, tmp_path: Path) -> None:
+def test_other_folders_are_refused(evaluator: Evaluator, tmp_path: Path) -> None:
     only_r = next(name for name in listed("imagenet_r_synsets.txt") if name not in listed("imagenet_a_synsets.txt"))
     photo(tmp_path / "r" / only_r / "a.png", 0)
-    with pytest.raises(ValueError, match=f"not ImageNet-A, which has 200 classes called like n01498041: {only_r} is"):
+    with pytest.raises(ValueError, match=f"not ImageNet-A: its 200 classes, like n01498041, don't include {only_r}"):
         open_a(tmp_path / "r")
-    with pytest.raises(ValueError, match=f"called 0 to 999, but .* has {only_r}"):
+    with pytest.raises(ValueError, match=f"has folders 0 to 999, but .* has {only_r}"):
         open_v2(tmp_path / "r")
-    with pytest.raises(ValueError, match=r"files like ILSVRC2012_val_00000001.JPEG; .* such as .*a.png"):
+    with pytest.raises(ValueError, match=r"files named like ILSVRC2012_val_00000001.JPEG; .* has .*a.png"):
         open_real(tmp_path / "r")
     photo(tmp_path / "real" / "ILSVRC2012_val_00050001.png", 0)
     with pytest.raises(ValueError, match="50000 validation images"):
         open_real(tmp_path / "real")
     photo(tmp_path / "unanswered" / "ILSVRC2012_val_00000001.png", 0)
-    with pytest.raises(ValueError, match=r"no image .* has a ReaL label"):
+    with pytest.raises(ValueError, match=r"no image in .* has a ReaL label"):
         open_real(tmp_path / "unanswered")
     (tmp_path / "empty" / NAMES[0]).mkdir(parents=True)
     with pytest.raises(ValueError, match="has no images in class folders"):
         open_sketch(tmp_path / "empty")
-    with pytest.raises(ValueError, match=r"there is no folder .*lost, which --imagenet-a names"):
-        Natural(session, NaturalSets(imagenet_a=str(tmp_path / "lost")))
-    with pytest.raises(ValueError, match="needs a folder at least of: --imagenet-v2, "):
-        Natural(session, NaturalSets())
+    with pytest.raises(ValueError, match=r"--imagenet-a: there is no folder .*lost"):
+        NaturalSuite(evaluator, NaturalSettings(imagenet_a=str(tmp_path / "lost")))
+    with pytest.raises(ValueError, match="needs at least one of --imagenet-v2, "):
+        NaturalSuite(evaluator, NaturalSettings())
 
 
-def test_the_suite_has_a_number_for_each_set(session: Session, tmp_path: Path) -> None:
-    photo(tmp_path / "sketch" / NAMES[3] / "a.png", 3)
-    photo(tmp_path / "real" / "ILSVRC2012_val_00000002.png", 1)
-    settings = NaturalSets(imagenet_sketch=str(tmp_path / "sketch"), imagenet_real=str(tmp_path / "real"))
-    section = Natural(session, settings).measure()
-    assert [finding.name for finding in section.findings] == ["ImageNet-Sketch", "ImageNet-ReaL"]
-    assert all(value in (0.0, 100.0) for finding in section.findings for value in finding.values)
+def test_accuracies_by_hand(tmp_path: Path) -> None:
+    """Models that read a class off the colour; if a set lacks it, the next class that it has."""
+    of_a = [int(place) for place in listed("imagenet_a_indices.txt")]
+    real = real_labels()
+    several = next(at for at, labels in enumerate(real) if len(labels) > 1)
+    none = next(at for at, labels in enumerate(real) if not labels)
+    one, other = sorted(real[several])[:2]
+    images = {  # of each set: labels, and the class that is read
+        "v2": [({0}, 0), ({300}, 300), ({300}, 299), ({999}, 8)],
+        "a": [({of_a[0]}, of_a[0]), ({of_a[3]}, of_a[2] + 1), ({of_a[9]}, of_a[8]), ({of_a[7]}, 999)],
+        "sketch": [({0}, 0), ({1}, 0), ({300}, 300), ({999}, 998), ({998}, 997)],
+        "real": [(real[several], one), (real[several], other), (real[several], other - 1), (real[none], 0)],
+    }
+    for root, own in images.items():
+        for number, (labels, read) in enumerate(own):
+            folder = {"v2": min(labels, default=0), "real": number}.get(root, NAMES[min(labels, default=0)])
+            file = {"real": f"ILSVRC2012_val_{(several if labels else none) + 1:08d}"}.get(root, number)
+            save_colour(tmp_path / root / str(folder) / f"{file}.png", read % 256, read // 256)
+    evaluator = known({"exact": ColourReader(1000), "one more": ColourReader(1000, 1)}, NAMES, tmp_path / "out")
+    section = NaturalSuite(evaluator, NaturalSettings(**{f"imagenet_{name}": str(tmp_path / name) for name in images}))
+
+    def top1(root: str, shift: int) -> float:
+        classes = of_a if root == "a" else range(1000)
+        predicted = [min(classes, key=lambda place: (place - read - shift) % 1000) for _, read in images[root]]
+        return percent([one in labels for one, (labels, _) in zip(predicted, images[root], strict=True) if labels])
+
+    names = {"ImageNet-V2": "v2", "ImageNet-A": "a", "ImageNet-Sketch": "sketch", "ImageNet-ReaL": "real"}
+    expected = {name: [top1(root, shift) for shift in (0, 1)] for name, root in names.items()}
+    assert values(section.measure()) == {name: pytest.approx(own) for name, own in expected.items()}
+    assert expected["ImageNet-V2"] == [50, 25]
+    assert expected["ImageNet-A"] == [50, 50]
+    assert expected["ImageNet-Sketch"] == [40, 60]
+    assert expected["ImageNet-ReaL"][0] == pytest.approx(100 * 2 / 3)

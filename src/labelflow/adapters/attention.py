@@ -13,7 +13,7 @@ from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import Tensor, nn
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, Tap
+from labelflow.adapters.registry import Observed, Tap
 
 ROTARY = (AttentionRope, EvaAttention)
 DIFFERENTIAL = (DiffAttention, DiffParallelScalingBlock)
@@ -33,18 +33,18 @@ def taps(attention: Any, name: str = "") -> dict[str, Tap]:
     return {name + tap: watch for tap, watch in watched.items()}
 
 
-def mix(attention: Any, seen: Seen, labels: Tensor, name: str = "") -> Tensor:
-    """Eq. 9: (B, N, K) -> (B, N, K), or fewer tokens, as `seen.rows` wants them."""
+def mix(attention: Any, observed: Observed, labels: Tensor, name: str = "") -> Tensor:
+    """Eq. 9: (B, N, K) -> (B, N, K), or fewer tokens, as `observed.rows` wants them."""
     if isinstance(attention, DIFFERENTIAL):
-        return _mix_difference(attention, seen, labels, name)
-    if name + "weights" in seen:
-        return flow.attention(seen[name + "weights"][:, :, seen.rows], labels)
-    query, key = seen[name + "query"], seen[name + "key"]
-    if isinstance(attention, ROTARY) and name + "rope" in seen:
-        query, key = (_rotate(attention, tokens, seen[name + "rope"]) for tokens in (query, key))
+        return _mix_difference(attention, observed, labels, name)
+    if name + "weights" in observed:
+        return flow.attention(observed[name + "weights"][:, :, observed.rows], labels)
+    query, key = observed[name + "query"], observed[name + "key"]
+    if isinstance(attention, ROTARY) and name + "rope" in observed:
+        query, key = (_rotate(attention, tokens, observed[name + "rope"]) for tokens in (query, key))
     if isinstance(attention, AttentionRope) and attention.num_kv_groups > 1:  # heads in groups that share their keys
         key = key.repeat_interleave(attention.num_kv_groups, 1)
-    return flow.attend(query[:, :, seen.rows], key, labels)
+    return flow.attend(query[:, :, observed.rows], key, labels)
 
 
 def bias_taps(rel_pos: nn.Module | None, name: str = "") -> dict[str, Tap]:
@@ -52,11 +52,11 @@ def bias_taps(rel_pos: nn.Module | None, name: str = "") -> dict[str, Tap]:
     return {name + "bias": Tap(rel_pos.bias_act)} if isinstance(rel_pos, RelPosMlp) else {}
 
 
-def bias(rel_pos: nn.Module | None, seen: Seen, name: str = "") -> Tensor | None:
+def bias(rel_pos: nn.Module | None, observed: Observed, name: str = "") -> Tensor | None:
     """The bias that a module of relative positions adds to the scores: (1, A, N, N)"""
     if isinstance(rel_pos, RelPosMlp):
         prefix, gain = rel_pos.prefix_tokens, rel_pos.bias_gain
-        return F.pad(seen[name + "bias"].unsqueeze(0) * (1 if gain is None else gain), (prefix, 0, prefix, 0))
+        return F.pad(observed[name + "bias"].unsqueeze(0) * (1 if gain is None else gain), (prefix, 0, prefix, 0))
     return None if rel_pos is None else rel_pos.get_bias()  # type: ignore[operator]
 
 
@@ -67,12 +67,12 @@ def _rotate(attention: Any, tokens: Tensor, rope: Tensor) -> Tensor:
     return torch.cat([prefix, turned], 2)
 
 
-def _mix_difference(attention: Any, seen: Seen, labels: Tensor, name: str) -> Tensor:
+def _mix_difference(attention: Any, observed: Observed, labels: Tensor, name: str) -> Tensor:
     """Differential attention, W = A₁ - λ·A₂ for each head: the mean over heads of Norm(|W|)·Y."""
-    if name + "weights" in seen:
-        weights = seen[name + "weights"][:, :, seen.rows].float()  # (B, 2·heads, N, N)
+    if name + "weights" in observed:
+        weights = observed[name + "weights"][:, :, observed.rows].float()  # (B, 2·heads, N, N)
     else:
-        query, key = seen[name + "query"][:, :, seen.rows].float(), seen[name + "key"].float()
+        query, key = observed[name + "query"][:, :, observed.rows].float(), observed[name + "key"].float()
         weights = (query * attention.scale @ key.mT).softmax(-1)
     positive, negative = weights.unflatten(1, (-1, 2)).unbind(2)
     return flow.spatial(positive - attention._compute_lambda() * negative, labels.unsqueeze(1)).mean(1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labelflow import flow
 from labelflow.adapters import vit
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -27,17 +27,17 @@ def _project(module: Attention, tokens: Tensor, part: int) -> Tensor:
 
 
 @register(Block, taps=_taps)
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
     attention, values = module.attn, labels.values
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"][:, :, seen.rows], values)
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"][:, :, observed.rows], values)
     else:
         biases = [] if attention.relative_position_bias_table is None else [attention._get_rel_pos_bias()]
-        biases += [seen["shared"].unsqueeze(0)] if "shared" in seen else []
-        bias = torch.stack(biases).sum(0)[:, :, seen.rows] if biases else None  # (1, A, N, N)
-        query = _project(attention, seen["tokens"][:, seen.rows], 0)
-        mixed = flow.attend(query, _project(attention, seen["tokens"], 1), values, bias)
-    return Labels(seen.residual(values[:, seen.rows], mixed), labels.grid)
+        biases += [observed["shared"].unsqueeze(0)] if "shared" in observed else []
+        bias = torch.stack(biases).sum(0)[:, :, observed.rows] if biases else None  # (1, A, N, N)
+        query = _project(attention, observed["tokens"][:, observed.rows], 0)
+        mixed = flow.attend(query, _project(attention, observed["tokens"], 1), values, bias)
+    return Labels(observed.residual(values[:, observed.rows], mixed), labels.grid)
 
 
 register_model(Beit, path=vit.path, heads=vit.heads, head_tokens=vit.head_tokens)

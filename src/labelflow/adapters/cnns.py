@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labelflow.adapters import convolutions, graph, map_attention, pooling  # noqa: F401
 from labelflow.adapters.averages import check, pool_of, register_average
-from labelflow.adapters.registry import Seen, refuse, register, register_model
+from labelflow.adapters.registry import Observed, refuse, register, register_model
 from labelflow.flow import Labels
 
 # A file of timm.models: its models that are a chain of blocks, stems and pools; its blocks
@@ -113,12 +113,12 @@ def _vgg_head(module: ConvMlp, labels: Labels, still: bool) -> Labels:
     return labels.with_map(convolutions.convolve(module.fc1, labels.map, still))
 
 
-def _idle_vgg_head(module: ConvMlp, seen: Seen, labels: Labels) -> Labels:
+def _idle_vgg_head(module: ConvMlp, observed: Observed, labels: Labels) -> Labels:
     return _vgg_head(module, labels, still=True)
 
 
 @register(ConvMlp, idle=_idle_vgg_head)
-def move_vgg_head(module: ConvMlp, seen: Seen, labels: Labels) -> Labels:
+def move_vgg_head(module: ConvMlp, observed: Observed, labels: Labels) -> Labels:
     return _vgg_head(module, labels, still=False)
 
 

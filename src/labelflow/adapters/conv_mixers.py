@@ -6,7 +6,7 @@ from torch import nn
 
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import convolutions_in, register_average, staged
-from labelflow.adapters.registry import Seen, register
+from labelflow.adapters.registry import Observed, register
 from labelflow.flow import Labels
 
 graph.follow(
@@ -20,7 +20,7 @@ graph.follow(
 
 
 @register(fasternet.Partial_conv3)
-def partial(module: fasternet.Partial_conv3, seen: Seen, labels: Labels) -> Labels:
+def partial(module: fasternet.Partial_conv3, observed: Observed, labels: Labels) -> Labels:
     """Some channels are convolved, the others pass: the mean over all of them."""
     mixed = convolutions.convolve(module.partial_conv3, labels.map, still=False)
     part = module.dim_conv3 / (module.dim_conv3 + module.dim_untouched)
@@ -30,7 +30,7 @@ def partial(module: fasternet.Partial_conv3, seen: Seen, labels: Labels) -> Labe
 register_average(
     convmixer.ConvMixer,
     path=lambda model: [model.stem[0], *(block[0] for block in model.blocks)],
-    pool=lambda model: model.pooling.pool_type,
+    pool=lambda model: (model.pooling if hasattr(model, "pooling") else model.global_pool).pool_type,
 )
 register_average(inception_next.MetaNeXt, path=staged)
 register_average(mambaout.MambaOut, path=staged, pool=lambda model: model.head.pool_type)

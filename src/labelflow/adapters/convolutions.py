@@ -14,7 +14,7 @@ from timm.layers.pool2d_same import AvgPool2dSame, MaxPool2dSame
 from torch import Tensor, nn
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -86,12 +86,12 @@ def _pad_same(labels: Tensor, size: tuple[int, int], stride: tuple[int, int], di
 
 
 @register(nn.Conv2d, layers.Conv2dSame, *STANDARDISED, layer=False)
-def move_convolution(module: nn.Conv2d, seen: Seen, labels: Labels) -> Labels:
+def move_convolution(module: nn.Conv2d, observed: Observed, labels: Labels) -> Labels:
     """A convolution on a model's own path, in its stem or between stages: with a stride it is taken as aggregation."""
     return labels.with_map(convolve(module, labels.map, still=module.stride != (1, 1)))
 
 
-def _idle_conditional(module: layers.CondConv2d, seen: Seen, labels: Labels) -> Labels:
+def _idle_conditional(module: layers.CondConv2d, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(convolve(module, labels.map, still=True))
 
 
@@ -101,30 +101,30 @@ def _idle_conditional(module: layers.CondConv2d, seen: Seen, labels: Labels) -> 
     layer=False,
     idle=_idle_conditional,
 )
-def move_conditional(module: layers.CondConv2d, seen: Seen, labels: Labels) -> Labels:
+def move_conditional(module: layers.CondConv2d, observed: Observed, labels: Labels) -> Labels:
     """Each image has a kernel of its own, a mixture of experts."""
     if module.kernel_size == module.stride == (1, 1):
         return labels
-    kernels = (seen["routing"].float() @ module.weight.float()).unflatten(1, module.weight_shape)
+    kernels = (observed["routing"].float() @ module.weight.float()).unflatten(1, module.weight_shape)
     images = zip(labels.map.split(1), kernels, strict=True)
     return labels.with_map(torch.cat([convolve(module, image, still=False, kernel=kernel) for image, kernel in images]))
 
 
 @register(nn.AvgPool2d, nn.MaxPool2d, AvgPool2dSame, MaxPool2dSame, layer=False)
-def move_pool(module: nn.AvgPool2d | nn.MaxPool2d, seen: Seen, labels: Labels) -> Labels:
+def move_pool(module: nn.AvgPool2d | nn.MaxPool2d, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(pool(module, labels.map, still=False))
 
 
 @register(layers.BlurPool2d, layer=False)
-def move_blur(module: layers.BlurPool2d, seen: Seen, labels: Labels) -> Labels:
+def move_blur(module: layers.BlurPool2d, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(blur(module, labels.map, still=False))
 
 
 @register(nn.ConstantPad2d, nn.ZeroPad2d, layer=False)
-def move_surround(module: nn.ConstantPad2d, seen: Seen, labels: Labels) -> Labels:
+def move_surround(module: nn.ConstantPad2d, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(surround(module, labels.map, still=False))
 
 
 @register(layers.SpaceToDepth, layer=False)
-def move_unshuffle(module: layers.SpaceToDepth, seen: Seen, labels: Labels) -> Labels:
+def move_unshuffle(module: layers.SpaceToDepth, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(unshuffle(module, labels.map, still=False))

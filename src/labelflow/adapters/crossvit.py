@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import attention
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     """A stem of several convolutions is taken as the patch embedding that it replaces. The first branch's tokens have
     no place in the grid, which stays that of the pixels until the second branch has seen them."""
     pixels = labels.map
@@ -25,7 +25,7 @@ def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
         pixels = F.interpolate(pixels.permute(0, 3, 1, 2), module.img_size, mode="bilinear").permute(0, 2, 3, 1)
     tokens = flow.aggregate(pixels, module.patch_size)
     is_first = labels.prefix.shape[1] == 0
-    branches = [labels.prefix, seen.image_label.unsqueeze(1), tokens.flatten(1, 2)]
+    branches = [labels.prefix, observed.image_label.unsqueeze(1), tokens.flatten(1, 2)]
     if is_first:
         return Labels(torch.cat([*branches, labels.map.flatten(1, 2)], 1), labels.grid)
     return Labels(torch.cat(branches, 1), (tokens.shape[1], tokens.shape[2]))
@@ -44,19 +44,19 @@ def _taps(module: MultiScaleBlock) -> dict[str, Tap]:
 
 
 @register(MultiScaleBlock, taps=_taps)
-def block(module: MultiScaleBlock, seen: Seen, labels: Labels) -> Labels:
-    sizes = [seen[f"{i}.0.query"].shape[2] for i in range(2)]
+def block(module: MultiScaleBlock, observed: Observed, labels: Labels) -> Labels:
+    sizes = [observed[f"{i}.0.query"].shape[2] for i in range(2)]
     if labels.values.shape[1] != sum(sizes):
         raise ValueError("CrossViT has two grids of tokens, which can't be mixed alike: mix pixels, as CutMix does")
     branches = list(labels.values.split(sizes, 1))
     for i, blocks in enumerate(module.blocks):
         for j, one in enumerate(blocks):
-            mixed = attention.mix(one.attn, seen, branches[i], f"{i}.{j}.")
-            branches[i] = seen.residual(branches[i], mixed)
+            mixed = attention.mix(one.attn, observed, branches[i], f"{i}.{j}.")
+            branches[i] = observed.residual(branches[i], mixed)
     crossed = []
     for i, own in enumerate(branches):
         others = torch.cat([own[:, :1], branches[1 - i][:, 1:]], 1)
-        token = seen.residual(own[:, :1], flow.attention(seen[f"{i}.cross"], others))
+        token = observed.residual(own[:, :1], flow.attention(observed[f"{i}.cross"], others))
         crossed += [token, own[:, 1:]]
     return Labels(torch.cat(crossed, 1), labels.grid)
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import attention
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, register
+from labelflow.adapters.registry import Observed, register
 from labelflow.flow import Labels
 
 
 @register(LearnableDct2d, layer=False)
-def embed(module: LearnableDct2d, seen: Seen, labels: Labels) -> Labels:
+def embed(module: LearnableDct2d, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(flow.aggregate(labels.map, (module.k, module.k)))
 
 
@@ -27,18 +27,18 @@ def _gate(module: SpatialAttention, labels: Tensor) -> Tensor:
 
 
 @register(Block)
-def convolution(module: Block, seen: Seen, labels: Labels) -> Labels:
+def convolution(module: Block, observed: Observed, labels: Labels) -> Labels:
     moved = flow.convolve(module.dwconv.weight, labels.map)
     gated = (moved + _gate(module.attn, moved)) / 2  # a product, whose factors count alike
-    return labels.with_map(seen.residual(labels.map, gated))
+    return labels.with_map(observed.residual(labels.map, gated))
 
 
 @register(TransformerBlock, taps=lambda block: attention.taps(block.attn))
-def transformer(module: TransformerBlock, seen: Seen, labels: Labels) -> Labels:
+def transformer(module: TransformerBlock, observed: Observed, labels: Labels) -> Labels:
     """A convolution with a shortcut, of what attention sees alone; then attention."""
-    placed = labels.with_map(seen.residual(labels.map, flow.convolve(module.pos_embed.proj.weight, labels.map)))
-    mixed = attention.mix(module.attn, seen, placed.values)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    placed = labels.with_map(observed.residual(labels.map, flow.convolve(module.pos_embed.proj.weight, labels.map)))
+    mixed = attention.mix(module.attn, observed, placed.values)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 def _path(model: CSATv2) -> list[nn.Module]:

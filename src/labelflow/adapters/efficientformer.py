@@ -8,42 +8,42 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import convolutions, graph, metaformer, patches
 from labelflow.adapters.averages import convolutions_in, present, register_average, staged
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(v1.MetaBlock1d, v1.MetaBlock2d, v2.EfficientFormerV2Block)
 
 
 @register(v1.Pooling)
-def pooling(module: v1.Pooling, seen: Seen, labels: Labels) -> Labels:
+def pooling(module: v1.Pooling, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(metaformer.pooled(module.pool, labels.map))
 
 
 @register(v1.Attention, taps=lambda module: {"qkv": Tap(module.qkv)})
-def attention(module: v1.Attention, seen: Seen, labels: Labels) -> Labels:
-    qkv = seen["qkv"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, 2·D + value width)
+def attention(module: v1.Attention, observed: Observed, labels: Labels) -> Labels:
+    qkv = observed["qkv"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, 2·D + value width)
     query, key = qkv.split(module.key_dim, -1)[:2]
     bias = module.attention_biases[:, module.attention_bias_idxs].unsqueeze(0)  # (1, A, N, N)
     return Labels(flow.attend(query, key, labels.values, bias), labels.grid)
 
 
 @register(v2.Attention2d, taps=lambda module: {"weights": Tap(module.talking_head2)})  # signed: (B, A, N, N)
-def attention_2d(module: v2.Attention2d, seen: Seen, labels: Labels) -> Labels:
+def attention_2d(module: v2.Attention2d, observed: Observed, labels: Labels) -> Labels:
     """Talking heads, and a convolution of the values; both on a coarser grid in earlier stages."""
     values = labels.map
     if module.stride_conv is not None:
         values = convolutions.convolve(module.stride_conv.conv, values, still=False)
-    mixed = flow.spatial(seen["weights"], values.flatten(1, 2).unsqueeze(1)).mean(1).view_as(values)
+    mixed = flow.spatial(observed["weights"], values.flatten(1, 2).unsqueeze(1)).mean(1).view_as(values)
     mixed = (mixed + convolutions.convolve(module.v_local.conv, values, still=False)) / 2
     if module.upsample is not None:
         mixed = F.interpolate(mixed.permute(0, 3, 1, 2), labels.grid, mode="bilinear").permute(0, 2, 3, 1)
     return labels.with_map(mixed)
 
 
-def _strided(module: v2.Attention2dDownsample, seen: Seen, labels: Labels) -> Tensor:
+def _strided(module: v2.Attention2dDownsample, observed: Observed, labels: Labels) -> Tensor:
     """Attention from a coarser grid, and a convolution of the values with a stride: (B, i, j, K)"""
     local = convolutions.convolve(module.v_local.conv, labels.map, still=False)
-    query, key = (seen[name].unflatten(1, (module.num_heads, -1)).flatten(3).mT for name in ("query", "key"))
+    query, key = (observed[name].unflatten(1, (module.num_heads, -1)).flatten(3).mT for name in ("query", "key"))
     bias = module.attention_biases[:, module.attention_bias_idxs].unsqueeze(0)  # (1, A, N/4, N)
     return (flow.attend(query, key, labels.values, bias).view_as(local) + local) / 2
 
@@ -53,11 +53,11 @@ def _taps(module: v2.Downsample) -> dict[str, Tap]:
 
 
 @register(v2.Downsample, taps=_taps, layer=False)
-def merge(module: v2.Downsample, seen: Seen, labels: Labels) -> Labels:
+def merge(module: v2.Downsample, observed: Observed, labels: Labels) -> Labels:
     merged = patches.merge(module.conv.conv, labels)
     if module.attn is None:
         return merged
-    return merged.with_map((merged.map + _strided(module.attn, seen, labels)) / 2)
+    return merged.with_map((merged.map + _strided(module.attn, observed, labels)) / 2)
 
 
 def _path_v1(model: v1.EfficientFormer) -> list[nn.Module]:

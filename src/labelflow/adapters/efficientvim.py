@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import check, convolutions_in
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
-def _convolve(layer: ConvLayer2d, fused: bool, seen: Seen, labels: Labels) -> Labels:
+def _convolve(layer: ConvLayer2d, fused: bool, observed: Observed, labels: Labels) -> Labels:
     """With a shortcut, unless `fuse` has made it part of the kernel."""
     moved = flow.convolve(layer.conv.weight, labels.map)
-    return labels.with_map(moved if fused else seen.residual(labels.map, moved))
+    return labels.with_map(moved if fused else observed.residual(labels.map, moved))
 
 
 def _keep(labels: Labels, state: Tensor) -> Labels:
@@ -27,26 +27,26 @@ def _keep(labels: Labels, state: Tensor) -> Labels:
     return Labels(torch.cat([labels.prefix, state, labels.map.flatten(1, 2)], 1), labels.grid)
 
 
-def _idle(module: EfficientViMBlock, seen: Seen, labels: Labels) -> Labels:
+def _idle(module: EfficientViMBlock, observed: Observed, labels: Labels) -> Labels:
     return _keep(labels, labels.map.mean((1, 2)).unsqueeze(1))
 
 
 @register(EfficientViMBlock, taps=lambda block: {"weights": Tap(block.mixer.dw)}, idle=_idle)
-def block(module: EfficientViMBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: EfficientViMBlock, observed: Observed, labels: Labels) -> Labels:
     """Two mixings in a row: each state gathers from all tokens, each token then takes from the states; both signed."""
-    labels = _convolve(module.dwconv1, module.fused, seen, labels)
+    labels = _convolve(module.dwconv1, module.fused, observed, labels)
     tokens = labels.map.flatten(1, 2)
-    gather, spread, decay = seen["weights"].float().flatten(2).chunk(3, 1)  # (B, S, N)
+    gather, spread, decay = observed["weights"].float().flatten(2).chunk(3, 1)  # (B, S, N)
     states = flow.spatial(decay.softmax(-1) * gather, tokens)  # A, the same for all tokens, falls out of the softmax
-    mixed = seen.residual(tokens, flow.spatial(spread.mT, states)).view_as(labels.map)
-    labels = _convolve(module.dwconv2, module.fused, seen, labels.with_map(mixed))
+    mixed = observed.residual(tokens, flow.spatial(spread.mT, states)).view_as(labels.map)
+    labels = _convolve(module.dwconv2, module.fused, observed, labels.with_map(mixed))
     return _keep(labels, states.mean(1, keepdim=True))
 
 
 @register(PatchMerging, layer=False)
-def merge(module: PatchMerging, seen: Seen, labels: Labels) -> Labels:
-    merged = patches.merge(module.conv[1].conv, _convolve(module.dwconv1, module.fused, seen, labels))
-    return _convolve(module.dwconv2, module.fused, seen, merged)
+def merge(module: PatchMerging, observed: Observed, labels: Labels) -> Labels:
+    merged = patches.merge(module.conv[1].conv, _convolve(module.dwconv1, module.fused, observed, labels))
+    return _convolve(module.dwconv2, module.fused, observed, merged)
 
 
 def _path(model: EfficientViM) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import convolutions_in, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(mit.ResidualBlock, mit.EfficientVitBlock, msra.ResidualDrop, msra.EfficientVitBlock)
@@ -28,12 +28,12 @@ def _taps(module: mit.LiteMLA) -> dict[str, Tap]:
 
 
 @register(mit.LiteMLA, taps=_taps)
-def multi_scale(module: mit.LiteMLA, seen: Seen, labels: Labels) -> Labels:
+def multi_scale(module: mit.LiteMLA, observed: Observed, labels: Labels) -> Labels:
     """The mean over the heads of all scales; queries, keys and values of the coarser ones are convolved."""
     maps = [labels.map, *(convolutions.convolve(branch[0], labels.map, still=False) for branch in module.aggreg)]
     total = torch.zeros_like(labels.values)
     for scale, values in enumerate(maps):
-        qkv = seen[str(scale)].flatten(2).unflatten(1, (-1, 3 * module.dim)).mT  # (B, A, N, 3·D)
+        qkv = observed[str(scale)].flatten(2).unflatten(1, (-1, 3 * module.dim)).mT  # (B, A, N, 3·D)
         query, key, _ = qkv.chunk(3, -1)
         mixed = attend_linearly(module.kernel_func(query), module.kernel_func(key), values.flatten(1, 2))
         total = total + mixed.sum(1)
@@ -51,7 +51,7 @@ def _heads(module: msra.LocalWindowAttention) -> dict[str, Tap]:
 
 
 @register(msra.LocalWindowAttention, taps=_heads)
-def cascade(module: msra.LocalWindowAttention, seen: Seen, labels: Labels) -> Labels:
+def cascade(module: msra.LocalWindowAttention, observed: Observed, labels: Labels) -> Labels:
     """In each window, a head's input is its own channels plus the output of the head before it."""
     size = min(module.window_resolution, module.resolution)
     padded = flow.pad(labels.map, (size, size))
@@ -59,8 +59,8 @@ def cascade(module: msra.LocalWindowAttention, seen: Seen, labels: Labels) -> La
     attention = module.attn
     total, given = torch.zeros_like(tokens), tokens
     for head in range(attention.num_heads):
-        query = seen[f"query{head}"].flatten(2).mT.unsqueeze(1)  # (windows, 1, places, D)
-        key = seen[f"qkv{head}"][:, attention.key_dim : 2 * attention.key_dim].flatten(2).mT.unsqueeze(1)
+        query = observed[f"query{head}"].flatten(2).mT.unsqueeze(1)  # (windows, 1, places, D)
+        key = observed[f"qkv{head}"][:, attention.key_dim : 2 * attention.key_dim].flatten(2).mT.unsqueeze(1)
         bias = attention.attention_biases[head][attention.attention_bias_idxs][None, None]
         mixed = flow.attend(query, key, given, bias)
         total = total + mixed

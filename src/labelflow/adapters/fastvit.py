@@ -16,7 +16,7 @@ from torch import nn
 from labelflow import flow
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(AttentionBlock, RepConditionalPosEnc, RepMixerBlock)
@@ -24,20 +24,20 @@ register(MobileOneBlock, PatchEmbed, plan=graph.trace, layer=False)(graph.embed)
 
 
 @register(RepMixer)
-def mixer(module: RepMixer, seen: Seen, labels: Labels) -> Labels:
+def mixer(module: RepMixer, observed: Observed, labels: Labels) -> Labels:
     """x + convolution + scale + norm - norm: one sum, although a LayerScale stands inside of it."""
     if module.reparam_conv is not None:
         return labels.with_map(convolutions.convolve(module.reparam_conv, labels.map, still=False))
     (branch,) = module.mixer.conv_kxk
     moved = convolutions.convolve(branch.conv, labels.map, still=False)
     still = sum(part is not None for part in (module.mixer.conv_scale, module.mixer.identity, module.norm.identity))
-    still += seen.keep_residual
+    still += observed.keep_residual
     return labels.with_map((moved + still * labels.map) / (1 + still))
 
 
 @register(Attention, taps=lambda module: {"qkv": Tap(module.qkv)})
-def attention(module: Attention, seen: Seen, labels: Labels) -> Labels:
-    query, key, _ = seen["qkv"].unflatten(-1, (3, module.num_heads, -1)).transpose(1, 3).unbind(2)  # (B, A, N, D)
+def attention(module: Attention, observed: Observed, labels: Labels) -> Labels:
+    query, key, _ = observed["qkv"].unflatten(-1, (3, module.num_heads, -1)).transpose(1, 3).unbind(2)  # (B, A, N, D)
     return Labels(flow.attend(query, key, labels.values), labels.grid)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import convolutions
 from labelflow.adapters.graph_rules import Step, Tracer
-from labelflow.adapters.registry import MODULES, Move, Seen, Tap, adapter_of, known_module, register
+from labelflow.adapters.registry import MODULES, Move, Observed, Tap, adapter_of, known_module, register
 from labelflow.flow import Labels
 
 
@@ -57,19 +57,19 @@ def taps(module: nn.Module) -> dict[str, Tap]:
     }
 
 
-def move(module: nn.Module, seen: Seen, labels: Labels) -> Labels:
-    return labels.with_map(_run(module, seen, labels.map))
+def move(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
+    return labels.with_map(_run(module, observed, labels.map))
 
 
-def idle(module: nn.Module, seen: Seen, labels: Labels) -> Labels:
+def idle(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
     """What is left of a block that `layers=` leaves out: nothing, or plain means of windows if it changes the grid."""
-    left = labels.with_map(_run(module, seen, labels.map, still=True))
+    left = labels.with_map(_run(module, observed, labels.map, still=True))
     return labels if left.grid == labels.grid else left
 
 
-def embed(module: nn.Module, seen: Seen, labels: Labels) -> Labels:
+def embed(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
     """A stem, in which convolutions with a stride are taken as aggregation."""
-    return labels.with_map(_run(module, seen, labels.map, embedding=True))
+    return labels.with_map(_run(module, observed, labels.map, embedding=True))
 
 
 def follow(*classes: type[nn.Module]) -> None:
@@ -77,31 +77,31 @@ def follow(*classes: type[nn.Module]) -> None:
     register(*classes, taps=taps, plan=trace, idle=idle)(move)
 
 
-def _run(module: nn.Module, seen: Seen, labels: Tensor, still: bool = False, embedding: bool = False) -> Tensor:
+def _run(module: nn.Module, observed: Observed, labels: Tensor, still: bool = False, embedding: bool = False) -> Tensor:
     """A map of labels (B, h, w, K) through a plan."""
     results = [labels]
-    for step in seen.plan[1:]:
+    for step in observed.plan[1:]:
         given = [results[place] for place in step.inputs]
         if step.operation == "combine":
             weights, without_shortcut = step.options
-            results.append(_combine(given, weights if seen.keep_residual or still else without_shortcut))
+            results.append(_combine(given, weights if observed.keep_residual or still else without_shortcut))
         elif step.operation in FUNCTIONS:
             results.append(FUNCTIONS[step.operation](given, *step.options))
         else:
             part = module.get_submodule(step.module)
             if step.operation == "module":
-                results.append(_inside(part, step.module, seen, given[0], still))
+                results.append(_inside(part, step.module, observed, given[0], still))
             else:
                 plain = still or (embedding and getattr(part, "stride", 1) not in (1, (1, 1)))
                 results.append(LAYERS[step.operation](part, given[0], plain))
     return results[-1]
 
 
-def _inside(part: nn.Module, name: str, seen: Seen, labels: Tensor, still: bool) -> Tensor:
+def _inside(part: nn.Module, name: str, observed: Observed, labels: Tensor, still: bool) -> Tensor:
     """A module with an adapter of its own: (B, h, w, K) -> (B, i, j, K)"""
     adapter = MODULES[known_module(part)]
-    found = {tap.removeprefix(f"{name}/"): value for tap, value in seen.taps.items() if tap.startswith(f"{name}/")}
-    inner = Seen(found, slice(None), seen.keep_residual, seen.image_label)
+    found = {tap.removeprefix(f"{name}/"): value for tap, value in observed.taps.items() if tap.startswith(f"{name}/")}
+    inner = Observed(found, slice(None), observed.keep_residual, observed.image_label)
     go: Move = adapter.idle if still else adapter.move
     return go(part, inner, Labels(labels.flatten(1, 2), (labels.shape[1], labels.shape[2]))).map
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -31,17 +31,17 @@ class Unrolled(Labels):
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 
 @register(Unroll, layer=False)
-def unroll(module: Unroll, seen: Seen, labels: Labels) -> Labels:
+def unroll(module: Unroll, observed: Observed, labels: Labels) -> Labels:
     strides = tuple((rows, columns) for rows, columns in module.schedule)
     return Unrolled(module.forward(labels.values), labels.grid, strides)
 
 
-def _pool(module: HieraBlock, seen: Seen, labels: Labels) -> Unrolled:
+def _pool(module: HieraBlock, observed: Observed, labels: Labels) -> Unrolled:
     """The shortcut, pooled."""
     assert isinstance(labels, Unrolled)
     if module.attn.q_stride == 1:
@@ -52,18 +52,18 @@ def _pool(module: HieraBlock, seen: Seen, labels: Labels) -> Unrolled:
 
 
 @register(HieraBlock, taps=lambda block: {"qkv": Tap(block.attn.qkv)}, idle=_pool)
-def block(module: HieraBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: HieraBlock, observed: Observed, labels: Labels) -> Labels:
     attention, batch = module.attn, len(labels.values)
     places = labels.values.shape[1]
     windows = places // (attention.q_stride * attention.window_size) if attention.use_mask_unit_attn else 1
-    qkv = seen["qkv"].reshape(batch, -1, windows, 3, attention.heads, attention.head_dim)
+    qkv = observed["qkv"].reshape(batch, -1, windows, 3, attention.heads, attention.head_dim)
     query, key, _ = qkv.permute(3, 0, 2, 4, 1, 5).flatten(1, 2)  # (B·windows, A, places, D)
     query = query.unflatten(2, (attention.q_stride, -1)).amax(2)
     sources = labels.values.unflatten(1, (-1, windows)).transpose(1, 2).flatten(0, 1)
     mixed = flow.attend(query, key, sources)  # (B·windows, places, K)
     mixed = mixed.unflatten(0, (batch, windows)).transpose(1, 2).flatten(1, 2)
-    pooled = _pool(module, seen, labels)
-    return Unrolled(seen.residual(pooled.values, mixed), pooled.grid, pooled.strides)
+    pooled = _pool(module, observed, labels)
+    return Unrolled(observed.residual(pooled.values, mixed), pooled.grid, pooled.strides)
 
 
 def _path(model: Hiera) -> list[nn.Module]:

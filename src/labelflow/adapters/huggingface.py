@@ -32,7 +32,7 @@ from transformers.models.vit.modeling_vit import ViTForImageClassification, ViTL
 
 from labelflow import flow
 from labelflow.adapters import patches, swin, windows
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -44,7 +44,7 @@ from labelflow.flow import Labels
     SwinPatchEmbeddings,
     layer=False,
 )
-def embed(module: Any, seen: Seen, labels: Labels) -> Labels:
+def embed(module: Any, observed: Observed, labels: Labels) -> Labels:
     if isinstance(module, SwinPatchEmbeddings):
         labels = labels.with_map(flow.pad(labels.map, module.patch_size))
     return patches.merge(module.projection, labels)
@@ -60,24 +60,24 @@ def _heads(layer: Any, tokens: Tensor) -> Tensor:
 
 
 @register(ViTLayer, DeiTLayer, Dinov2Layer, Dinov2WithRegistersLayer, taps=_taps)
-def layer(module: Any, seen: Seen, labels: Labels) -> Labels:
-    query, key = _heads(module, seen["query"][:, seen.rows]), _heads(module, seen["key"])
+def layer(module: Any, observed: Observed, labels: Labels) -> Labels:
+    query, key = _heads(module, observed["query"][:, observed.rows]), _heads(module, observed["key"])
     mixed = flow.attend(query, key, labels.values, scale=module.attention.scaling)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 @register(SwinLayer, taps=_taps)
-def swin_layer(module: SwinLayer, seen: Seen, labels: Labels) -> Labels:
+def swin_layer(module: SwinLayer, observed: Observed, labels: Labels) -> Labels:
     window, shift = (module.window_size, module.window_size), (module.shift_size, module.shift_size)
     padded = flow.pad(labels.map, window)  # here, padding rolls, too
     bias = module.attention.relative_position_bias.forward()  # (1, heads, places, places)
     mask = module.get_attn_mask(padded.shape[1], padded.shape[2], bias.dtype, bias.device)
     if mask is not None:  # (windows of an image, places, places)
         bias = (bias + mask.unsqueeze(1)).repeat(len(padded), 1, 1, 1)
-    query, key = _heads(module, seen["query"]), _heads(module, seen["key"])  # (B·windows, A, places, D)
+    query, key = _heads(module, observed["query"]), _heads(module, observed["key"])  # (B·windows, A, places, D)
     mixed = windows.mix(padded, window, shift, lambda parts: flow.attend(query, key, parts, bias))
     height, width = labels.grid
-    return labels.with_map(seen.residual(labels.map, mixed[:, :height, :width]))
+    return labels.with_map(observed.residual(labels.map, mixed[:, :height, :width]))
 
 
 register(SwinPatchMerging, layer=False)(swin.merge)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import averages, patches
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(Stem8, Stem16, layer=False)
-def embed(module: Stem8 | Stem16, seen: Seen, labels: Labels) -> Labels:
+def embed(module: Stem8 | Stem16, observed: Observed, labels: Labels) -> Labels:
     """Each convolution has stride 2, and aggregates."""
     for layer in module:
         if isinstance(layer, ConvNorm):
@@ -41,13 +41,13 @@ def _attend(module: Attention | AttentionDownsample, query: Tensor, key: Tensor,
 
 
 @register(LevitBlock, taps=lambda block: {"qkv": Tap(block.attn.qkv)})
-def block(module: LevitBlock, seen: Seen, labels: Labels) -> Labels:
-    query, key = _parts(module.attn, seen["qkv"])[..., : 2 * module.attn.key_dim].chunk(2, -1)
+def block(module: LevitBlock, observed: Observed, labels: Labels) -> Labels:
+    query, key = _parts(module.attn, observed["qkv"])[..., : 2 * module.attn.key_dim].chunk(2, -1)
     mixed = _attend(module.attn, query, key, labels)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
-def _subsample(module: LevitDownsample, seen: Seen, labels: Labels) -> Labels:
+def _subsample(module: LevitDownsample, observed: Observed, labels: Labels) -> Labels:
     """The tokens whose queries are asked."""
     stride = module.attn_downsample.stride
     return labels.with_map(labels.map[:, ::stride, ::stride])
@@ -58,13 +58,13 @@ def _downsample_taps(module: LevitDownsample) -> dict[str, Tap]:
 
 
 @register(LevitDownsample, taps=_downsample_taps, idle=_subsample)
-def downsample(module: LevitDownsample, seen: Seen, labels: Labels) -> Labels:
+def downsample(module: LevitDownsample, observed: Observed, labels: Labels) -> Labels:
     """There is no residual around this attention."""
     attention = module.attn_downsample
-    query = _parts(attention, seen["query"])
-    key = _parts(attention, seen["key_value"])[..., : attention.key_dim]
+    query = _parts(attention, observed["query"])
+    key = _parts(attention, observed["key_value"])[..., : attention.key_dim]
     mixed = _attend(attention, query, key, labels)
-    return Labels(mixed, _subsample(module, seen, labels).grid)
+    return Labels(mixed, _subsample(module, observed, labels).grid)
 
 
 def _path(model: Levit) -> list[nn.Module]:

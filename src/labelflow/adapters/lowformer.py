@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import convolutions, graph
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 graph.follow(lowformer.ResidualBlock, lowformer.LowFormerBlock, cpubone.ResidualBlock, cpubone.CPUBoneBlock)
@@ -45,13 +45,13 @@ def _through(module: nn.Module, labels: Tensor) -> Tensor:
 
 
 @register(lowformer.ConvAttention, cpubone.ConvAttention, taps=lambda module: {"qkv": Tap(module.pwise)})
-def attention(module: lowformer.ConvAttention, seen: Seen, labels: Labels) -> Labels:
+def attention(module: lowformer.ConvAttention, observed: Observed, labels: Labels) -> Labels:
     height, width = labels.grid
     full = labels.map
     if getattr(module, "small_kernels", False):  # CPUBone's, which do not reach beyond the map
         full = flow.pad(full, (module.att_stride, module.att_stride))
     coarse = _through(module.conv_proj.conv, full)
-    qkv = seen["qkv"].unflatten(1, (module.num_heads, -1)).flatten(3).mT  # (B, A, N, 3·D)
+    qkv = observed["qkv"].unflatten(1, (module.num_heads, -1)).flatten(3).mT  # (B, A, N, 3·D)
     query, key, _ = qkv.chunk(3, -1)
     mixed = flow.attend(query, key, coarse.flatten(1, 2)).view_as(coarse)
     return labels.with_map(_through(module.upsampling, mixed)[:, :height, :width])

@@ -1,12 +1,19 @@
-"""MetaFormer: PoolFormer, ConvFormer, CAFormer; blocks that differ in their token mixer alone."""
+"""MetaFormer and FocalNet.
 
+MetaFormer: PoolFormer, ConvFormer, CAFormer; blocks that differ in their token mixer alone.
+
+FocalNet: each token is multiplied by its context, a sum of ever wider averages, weighted by gates of its own.
+"""
+
+import torch
+from timm.models.focalnet import Downsample, FocalNet, FocalNetBlock
 from timm.models.metaformer import Attention, Downsampling, MetaFormer, MetaFormerBlock, Pooling, SepConv, Stem
 from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -31,27 +38,27 @@ def pooled(pool: nn.AvgPool2d, labels: Tensor) -> Tensor:
     return (labels + flow.convolve(neighbours, labels)) / 2
 
 
-def _mix(mixer: nn.Module, seen: Seen, labels: Labels) -> Labels:
+def _mix(mixer: nn.Module, observed: Observed, labels: Labels) -> Labels:
     if isinstance(mixer, Pooling):
         return labels.with_map(pooled(mixer.pool, labels.map))
     if isinstance(mixer, SepConv):
         return labels.with_map(flow.convolve(mixer.dwconv.weight, labels.map, padding=mixer.dwconv.padding))
     if not isinstance(mixer, Attention):  # nn.Identity
         return labels
-    if "weights" in seen:
-        return Labels(flow.attention(seen["weights"], labels.values), labels.grid)
-    query, key, _ = seen["qkv"].unflatten(-1, (3, mixer.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
+    if "weights" in observed:
+        return Labels(flow.attention(observed["weights"], labels.values), labels.grid)
+    query, key, _ = observed["qkv"].unflatten(-1, (3, mixer.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
     return Labels(flow.attend(query, key, labels.values), labels.grid)
 
 
 @register(MetaFormerBlock, taps=_taps)
-def block(module: MetaFormerBlock, seen: Seen, labels: Labels) -> Labels:
-    mixed = _mix(module.token_mixer, seen, labels)
-    return Labels(seen.residual(labels.values, mixed.values), labels.grid)
+def block(module: MetaFormerBlock, observed: Observed, labels: Labels) -> Labels:
+    mixed = _mix(module.token_mixer, observed, labels)
+    return Labels(observed.residual(labels.values, mixed.values), labels.grid)
 
 
 @register(Stem, Downsampling, layer=False)
-def merge(module: Stem | Downsampling, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Stem | Downsampling, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.conv, labels)
 
 
@@ -60,3 +67,30 @@ def _path(model: MetaFormer) -> list[nn.Module]:
 
 
 register_average(MetaFormer, path=_path)
+
+
+@register(Downsample, layer=False)
+def focalnet_merge(module: Downsample, observed: Observed, labels: Labels) -> Labels:
+    return patches.merge(module.proj, labels)
+
+
+@register(FocalNetBlock, taps=lambda block: {"parts": Tap(block.modulation.f)})
+def focalnet_block(module: FocalNetBlock, observed: Observed, labels: Labels) -> Labels:
+    modulation = module.modulation
+    gates = observed["parts"][:, 2 * modulation.dim :].float().abs().unsqueeze(-1)  # (B, levels + 1, h, w, 1)
+    context, levels = labels.map, []
+    for layer in modulation.focal_layers:
+        context = flow.convolve(layer[0].weight, context)
+        levels.append(context)
+    levels.append(context.mean((1, 2), keepdim=True).expand_as(context))  # the last gate is for all places alike
+    mixed = flow.normalise((gates * torch.stack(levels, 1)).sum(1))
+    modulated = (labels.map + mixed) / 2  # a product: both of its factors count
+    return labels.with_map(observed.residual(labels.map, modulated))
+
+
+def _focalnet_path(model: FocalNet) -> list[nn.Module]:
+    stages = [present(stage.downsample, *stage.blocks) for stage in model.layers]
+    return [model.stem, *(module for stage in stages for module in stage)]
+
+
+register_average(FocalNet, path=_focalnet_path)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labelflow import flow
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -34,22 +34,22 @@ def _hidden(mlp: Mlp | GluMlp, labels: Tensor) -> Tensor:
 
 
 @register(MixerBlock, taps=_check_mlp)
-def mixer(module: MixerBlock, seen: Seen, labels: Labels) -> Labels:
+def mixer(module: MixerBlock, observed: Observed, labels: Labels) -> Labels:
     mixed = flow.spatial(module.mlp_tokens.fc2.weight, _hidden(module.mlp_tokens, labels.values))
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 @register(ResBlock)
-def res_mlp(module: ResBlock, seen: Seen, labels: Labels) -> Labels:
+def res_mlp(module: ResBlock, observed: Observed, labels: Labels) -> Labels:
     mixed = flow.spatial(module.linear_tokens.weight, labels.values)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 @register(SpatialGatingBlock, taps=_check_gate)
-def gated(module: SpatialGatingBlock, seen: Seen, labels: Labels) -> Labels:
+def gated(module: SpatialGatingBlock, observed: Observed, labels: Labels) -> Labels:
     """u·(W v): the gate brings other tokens' labels, u a token's own."""
     mixed = flow.spatial(module.mlp_channels.gate.proj.weight, labels.values)
-    return Labels(seen.residual(labels.values, torch.lerp(labels.values, mixed, 0.5)), labels.grid)
+    return Labels(observed.residual(labels.values, torch.lerp(labels.values, mixed, 0.5)), labels.grid)
 
 
 register_average(MlpMixer, path=lambda model: [model.stem, *model.blocks], pool=lambda model: model.global_pool)

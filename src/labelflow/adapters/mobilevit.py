@@ -8,7 +8,7 @@ from timm.models.mobilevit import MobileVitBlock, MobileVitV2Block
 from torch import Tensor
 
 from labelflow.adapters import attention, convolutions
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -42,19 +42,19 @@ def _taps(module: MobileVitBlock) -> dict[str, Tap]:
     return {tap: where for number, block in blocks for tap, where in attention.taps(block.attn, f"{number}/").items()}
 
 
-def _idle(module: MobileVitBlock, seen: Seen, labels: Labels) -> Labels:
+def _idle(module: MobileVitBlock, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(convolutions.convolve(module.conv_kxk.conv, labels.map, still=True))
 
 
 @register(MobileVitBlock, taps=_taps, idle=_idle)
-def block(module: MobileVitBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: MobileVitBlock, observed: Observed, labels: Labels) -> Labels:
     """There is no residual but inside of the transformer: its output is concatenated with the block's input."""
     local = convolutions.convolve(module.conv_kxk.conv, labels.map, still=False)
     size = _whole_patches(local, module.patch_size)
     parts = _unfold(_resize(local, size, align_corners=False), module.patch_size)
     tokens = parts.flatten(0, 1)  # (B·P, N, K)
     for number, inner in enumerate(module.transformer):
-        tokens = seen.residual(tokens, attention.mix(inner.attn, seen, tokens, f"{number}/"))
+        tokens = observed.residual(tokens, attention.mix(inner.attn, observed, tokens, f"{number}/"))
     mixed = _fold(tokens.view_as(parts), module.patch_size, size)
     mixed = _resize(mixed, (local.shape[1], local.shape[2]), align_corners=False)
     if module.conv_fusion is not None:
@@ -68,19 +68,19 @@ def _taps_v2(module: MobileVitV2Block) -> dict[str, Tap]:
     return {str(number): Tap(block.attn.qkv_proj) for number, block in enumerate(module.transformer)}
 
 
-def _idle_v2(module: MobileVitV2Block, seen: Seen, labels: Labels) -> Labels:
+def _idle_v2(module: MobileVitV2Block, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(_resize(labels.map, _whole_patches(labels.map, module.patch_size), align_corners=True))
 
 
 @register(MobileVitV2Block, taps=_taps_v2, idle=_idle_v2)
-def block_v2(module: MobileVitV2Block, seen: Seen, labels: Labels) -> Labels:
+def block_v2(module: MobileVitV2Block, observed: Observed, labels: Labels) -> Labels:
     """Linear attention: each value is multiplied with one context vector, a weighted mean of all keys at its place in
     their patches. The factors of a product count alike. A map that was resized stays so."""
-    labels = _idle_v2(module, seen, labels)
+    labels = _idle_v2(module, observed, labels)
     local = convolutions.convolve(module.conv_kxk.conv, labels.map, still=False)
     tokens = _unfold(local, module.patch_size)
     for number in range(len(module.transformer)):
-        weights = seen[str(number)][:, 0].float().softmax(-1)  # (B, P, N)
+        weights = observed[str(number)][:, 0].float().softmax(-1)  # (B, P, N)
         context = weights.unsqueeze(2) @ tokens  # (B, P, 1, K)
-        tokens = seen.residual(tokens, (tokens + context) / 2)
+        tokens = observed.residual(tokens, (tokens + context) / 2)
     return labels.with_map(_fold(tokens, module.patch_size, labels.grid))

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import convolutions, patches
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 
@@ -23,7 +23,7 @@ def _taps(block: MultiScaleBlock) -> dict[str, Tap]:
     return {"query": Tap(attention.norm_q), "key": Tap(attention.norm_k)}  # pooled: (B, A, N, D), (B, A, M, D)
 
 
-def _shortcut(module: MultiScaleBlock, seen: Seen, labels: Labels) -> Labels:
+def _shortcut(module: MultiScaleBlock, observed: Observed, labels: Labels) -> Labels:
     if module.shortcut_pool_attn is None:
         return labels
     return labels.with_map(convolutions.pool(module.shortcut_pool_attn, labels.map, still=False))
@@ -54,20 +54,20 @@ def _with_places(
 
 
 @register(MultiScaleBlock, taps=_taps, idle=_shortcut)
-def block(module: MultiScaleBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: MultiScaleBlock, observed: Observed, labels: Labels) -> Labels:
     attention = module.attn
-    query, key = seen["query"].float(), seen["key"].float()
+    query, key = observed["query"].float(), observed["key"].float()
     queries = labels.with_map(convolutions.convolve(attention.pool_q, labels.map, still=False))
     values = labels.with_map(convolutions.convolve(attention.pool_v, labels.map, still=False))
     if attention.rel_pos_type == "spatial":
         query, key = _with_places(attention, query, key, queries.grid, values.grid)
     else:
         query = query * attention.scale
-    mixed = flow.attend(query[:, :, seen.rows], key, values.values, scale=1.0)
+    mixed = flow.attend(query[:, :, observed.rows], key, values.values, scale=1.0)
     if attention.residual_pooling:  # the pooled queries are added to what they attend to
-        mixed = seen.residual(queries.values[:, seen.rows], mixed)
-    shortcut = _shortcut(module, seen, labels)
-    return Labels(seen.residual(shortcut.values[:, seen.rows], mixed), shortcut.grid)
+        mixed = observed.residual(queries.values[:, observed.rows], mixed)
+    shortcut = _shortcut(module, observed, labels)
+    return Labels(observed.residual(shortcut.values[:, observed.rows], mixed), shortcut.grid)
 
 
 def _path(model: MultiScaleVit) -> list[nn.Module]:

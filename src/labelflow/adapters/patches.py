@@ -4,7 +4,7 @@ from timm.layers import PatchEmbed
 from torch import nn
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, register
+from labelflow.adapters.registry import Observed, register
 from labelflow.flow import Labels
 
 
@@ -22,7 +22,7 @@ def merge(convolution: nn.Conv2d, labels: Labels) -> Labels:
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     labels = Labels(labels.map.flatten(1, 2), labels.grid)  # a class token of the stage before does not go through
     if module.dynamic_img_pad:
         labels = labels.with_map(flow.pad(labels.map, module.patch_size))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 from labelflow.models import pvt
 
@@ -31,31 +31,31 @@ def _keys(module: pvt_v2.Attention, labels: Labels) -> Tensor:
     return labels.values
 
 
-def _attend(module: pvt_v2.Attention, seen: Seen, labels: Labels) -> Tensor:
+def _attend(module: pvt_v2.Attention, observed: Observed, labels: Labels) -> Tensor:
     """Eq. 9: (B, N, K)"""
     keys = _keys(module, labels)
-    if "weights" in seen:
-        return flow.attention(seen["weights"][:, :, seen.rows], keys)
-    query = seen["query"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, D)
-    key, _ = seen["key_value"].unflatten(-1, (2, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    return flow.attend(query[:, :, seen.rows], key, keys)
+    if "weights" in observed:
+        return flow.attention(observed["weights"][:, :, observed.rows], keys)
+    query = observed["query"].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # (B, A, N, D)
+    key, _ = observed["key_value"].unflatten(-1, (2, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return flow.attend(query[:, :, observed.rows], key, keys)
 
 
 @register(pvt.Block, taps=_taps)
-def block(module: pvt.Block, seen: Seen, labels: Labels) -> Labels:
-    mixed = _attend(module.attn, seen, labels)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+def block(module: pvt.Block, observed: Observed, labels: Labels) -> Labels:
+    mixed = _attend(module.attn, observed, labels)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 @register(pvt_v2.Block, taps=_taps)
-def block_v2(module: pvt_v2.Block, seen: Seen, labels: Labels) -> Labels:
+def block_v2(module: pvt_v2.Block, observed: Observed, labels: Labels) -> Labels:
     """PVT v2's MLP holds a depth-wise convolution, which moves labels as well (Table 10)."""
-    labels = Labels(seen.residual(labels.values, _attend(module.attn, seen, labels)), labels.grid)
-    return labels.with_map(seen.residual(labels.map, flow.convolve(module.mlp.dwconv.weight, labels.map)))
+    labels = Labels(observed.residual(labels.values, _attend(module.attn, observed, labels)), labels.grid)
+    return labels.with_map(observed.residual(labels.map, flow.convolve(module.mlp.dwconv.weight, labels.map)))
 
 
 @register(pvt.PatchEmbed, pvt_v2.OverlapPatchEmbed, layer=False)
-def embed(module: pvt.PatchEmbed | pvt_v2.OverlapPatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: pvt.PatchEmbed | pvt_v2.OverlapPatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 

@@ -25,8 +25,8 @@ class Tap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What an adapter sees of one module's forward pass: `seen["query"]`, `"weights" in seen`."""
+class Observed:
+    """What an adapter sees of one module's forward pass: `observed["query"]`, `"weights" in observed`."""
 
     taps: Mapping[str, Tensor]  # detached, by name; those that fired
     rows: slice  # the tokens whose labels are still needed; fewer in the last block of a class-token model
@@ -40,7 +40,8 @@ class Seen:
     def __getitem__(self, tap: str) -> Tensor:
         if tap not in self.taps:
             raise RuntimeError(
-                f"no module that the adapter watches as {tap!r} ran in this forward pass; seen were {sorted(self.taps)}"
+                f"no module that the adapter watches as {tap!r} ran in this forward pass; "
+                f"observed were {sorted(self.taps)}"
             )
         return self.taps[tap]
 
@@ -57,7 +58,7 @@ class Seen:
 
 
 class Move(Protocol):
-    def __call__(self, module: Any, seen: Seen, labels: Labels) -> Labels: ...
+    def __call__(self, module: Any, observed: Observed, labels: Labels) -> Labels: ...
 
 
 Taps = Callable[[Any], Mapping[str, Tap]]
@@ -82,7 +83,7 @@ class ModelAdapter:
 MODULES: dict[type[nn.Module], ModuleAdapter] = {}
 MODELS: dict[type[nn.Module], ModelAdapter] = {}
 REFUSED: dict[type[nn.Module], str] = {}  # classes that labels cannot follow, and why
-UNAVAILABLE: dict[str, str] = {}  # families whose file could not be imported with this timm, and why
+UNAVAILABLE: dict[str, ImportError] = {}  # files of adapters that failed to import with this timm, and why
 OPTIONAL = {"transformers": "labelflow.adapters.huggingface"}  # imported when a model of that package is met
 
 
@@ -90,7 +91,7 @@ def _no_taps(module: nn.Module) -> dict[str, Tap]:
     return {}
 
 
-def _identity(module: nn.Module, seen: Seen, labels: Labels) -> Labels:
+def _identity(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
     return labels
 
 
@@ -107,7 +108,7 @@ def register(
     >>> class Roll(nn.Module):
     ...     "Half of the channels move one place to the right."
     >>> @adapters.register(Roll)
-    ... def roll(module, seen, labels):
+    ... def roll(module, observed, labels):
     ...     return labels.with_map(flow.residual(labels.map, labels.map.roll(1, dims=2)))
     """
 
@@ -178,8 +179,8 @@ def _known(module: nn.Module, registry: Mapping[type[nn.Module], Any], how: str)
         if own.isdisjoint({"__call__", *(name for kind in at for name in vars(kind))}):
             return found
     names = sorted({kind.__name__ for kind in MODELS})
-    missing = "".join(f" ({family} could not be loaded: {reason})" for family, reason in UNAVAILABLE.items())
+    missing = "".join(f" (adapters/{file}.py failed to import: {error})" for file, error in UNAVAILABLE.items())
     raise ValueError(
-        f"labelflow has no adapter for {type(module).__module__}.{type(module).__name__}; write one with {how} "
-        f"(docs/adapters.md). Models that it follows: {', '.join(names)}{missing}"
-    )
+        f"labelflow has no adapter for {type(module).__module__}.{type(module).__name__}{missing}; write one with "
+        f"{how} (docs/adapters.md). Models that it follows: {', '.join(names)}"
+    ) from next(iter(UNAVAILABLE.values()), None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches
 from labelflow.adapters.averages import present, register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
@@ -53,18 +53,18 @@ def _along_rows(rnn: nn.LSTM, tokens: Tensor, hidden: Tensor, labels: Tensor) ->
 
 
 @register(Sequencer2dBlock, taps=_taps)
-def block(module: Sequencer2dBlock, seen: Seen, labels: Labels) -> Labels:
-    rnn, tokens = module.rnn_tokens, seen["tokens"]
-    down, across = seen["hidden"].chunk(2, -1)
+def block(module: Sequencer2dBlock, observed: Observed, labels: Labels) -> Labels:
+    rnn, tokens = module.rnn_tokens, observed["tokens"]
+    down, across = observed["hidden"].chunk(2, -1)
     columns = _along_rows(rnn.rnn_v, *(part.transpose(1, 2) for part in (tokens, down, labels.map)))
     rows = _along_rows(rnn.rnn_h, tokens, across, labels.map)
     height, width = labels.grid
     mixed = (columns.unflatten(0, (-1, width)).transpose(1, 2) + rows.unflatten(0, (-1, height))) / 2
-    return labels.with_map(seen.residual(labels.map, mixed))
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 @register(Downsample2d, layer=False)
-def merge(module: Downsample2d, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Downsample2d, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.down, labels)
 
 

@@ -3,31 +3,31 @@
 from torch import Tensor, nn
 
 from labelflow import flow
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 from labelflow.models import t2t
 from labelflow.models.t2t_tokens import SoftSplit, TokenPerformer, TokenTransformer
 
 
 @register(SoftSplit, layer=False)
-def split(module: SoftSplit, seen: Seen, labels: Labels) -> Labels:
+def split(module: SoftSplit, observed: Observed, labels: Labels) -> Labels:
     kernel, stride, padding = ((size, size) for size in (module.kernel, module.stride, module.padding))
     return labels.with_map(flow.aggregate(labels.map, kernel, stride, padding))
 
 
 @register(TokenTransformer, taps=lambda module: {"qkv": Tap(module.attn.qkv)})
-def transformer(module: TokenTransformer, seen: Seen, labels: Labels) -> Labels:
+def transformer(module: TokenTransformer, observed: Observed, labels: Labels) -> Labels:
     """Values are the skip connection; each is made of its own token, and has its label."""
-    query, key, _ = seen["qkv"].unsqueeze(1).chunk(3, -1)  # (B, 1, N, D)
+    query, key, _ = observed["qkv"].unsqueeze(1).chunk(3, -1)  # (B, 1, N, D)
     mixed = flow.attend(query, key, labels.values, scale=module.attn.scale)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 @register(TokenPerformer, taps=lambda module: {"kqv": Tap(module.kqv)})
-def performer(module: TokenPerformer, seen: Seen, labels: Labels) -> Labels:
-    key, query, _ = seen["kqv"].float().chunk(3, -1)  # (B, N, D)
+def performer(module: TokenPerformer, observed: Observed, labels: Labels) -> Labels:
+    key, query, _ = observed["kqv"].float().chunk(3, -1)  # (B, N, D)
     mixed = attend_linearly(query, key, module.w.detach().float(), labels.values)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 def attend_linearly(query: Tensor, key: Tensor, w: Tensor, labels: Tensor) -> Tensor:

@@ -6,24 +6,24 @@ from torch import Tensor, nn
 from labelflow import flow
 from labelflow.adapters import patches, windows
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, register
+from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.conv2.conv, patches.merge(module.conv1.conv, labels))  # both have stride 2
 
 
 @register(PatchMerging, layer=False)
-def merge(module: PatchMerging, seen: Seen, labels: Labels) -> Labels:
+def merge(module: PatchMerging, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.conv2.conv, labels)  # the others are 1×1
 
 
 @register(MBConv)
-def convolution(module: MBConv, seen: Seen, labels: Labels) -> Labels:
+def convolution(module: MBConv, observed: Observed, labels: Labels) -> Labels:
     mixed = flow.convolve(module.conv2.conv.weight, labels.map)  # the others are 1×1
-    return labels.with_map(seen.residual(labels.map, mixed))
+    return labels.with_map(observed.residual(labels.map, mixed))
 
 
 def _attend(module: Attention, qkv: Tensor, labels: Tensor) -> Tensor:
@@ -35,11 +35,11 @@ def _attend(module: Attention, qkv: Tensor, labels: Tensor) -> Tensor:
 
 
 @register(TinyVitBlock, taps=lambda block: {"qkv": Tap(block.attn.qkv)})
-def block(module: TinyVitBlock, seen: Seen, labels: Labels) -> Labels:
+def block(module: TinyVitBlock, observed: Observed, labels: Labels) -> Labels:
     """There is no residual around the convolution."""
     window = (module.window_size, module.window_size)
-    mixed = windows.mix(labels.map, window, (0, 0), lambda parts: _attend(module.attn, seen["qkv"], parts))
-    return labels.with_map(flow.convolve(module.local_conv.conv.weight, seen.residual(labels.map, mixed)))
+    mixed = windows.mix(labels.map, window, (0, 0), lambda parts: _attend(module.attn, observed["qkv"], parts))
+    return labels.with_map(flow.convolve(module.local_conv.conv.weight, observed.residual(labels.map, mixed)))
 
 
 def _path(model: TinyVit) -> list[nn.Module]:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from labelflow import flow
 from labelflow.adapters import cait, patches, windows
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(PixelEmbed, layer=False)
-def embed(module: PixelEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PixelEmbed, observed: Observed, labels: Labels) -> Labels:
     """Pixels come from a convolution of the image, cut into patches before it, or, in legacy models, after it."""
     patch = (module.patch_size[0], module.patch_size[1])
     grid = (labels.grid[0] // patch[0], labels.grid[1] // patch[1])
@@ -24,7 +24,7 @@ def embed(module: PixelEmbed, seen: Seen, labels: Labels) -> Labels:
     else:
         parts = patches.merge(module.proj, Labels(windows.split(labels.map, patch), patch)).values
     pixels = parts.unflatten(0, (len(labels.values), -1))  # (B, N, pixels, K)
-    return _join(pixels, seen.image_label.unsqueeze(1), pixels.mean(2), grid)
+    return _join(pixels, observed.image_label.unsqueeze(1), pixels.mean(2), grid)
 
 
 def _join(pixels: Tensor, token: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Labels:
@@ -38,18 +38,18 @@ def _attend(module: Attention, qk: Tensor, labels: Tensor) -> Tensor:
 
 
 @register(Block, taps=lambda block: {"inner": Tap(block.attn_in.qk), "outer": Tap(block.attn_out.qk)})
-def block(module: Block, seen: Seen, labels: Labels) -> Labels:
-    count, size = labels.places, seen["inner"].shape[1]  # patches, and pixels in each of them
+def block(module: Block, observed: Observed, labels: Labels) -> Labels:
+    count, size = labels.places, observed["inner"].shape[1]  # patches, and pixels in each of them
     tokens = labels.values[:, -count:]
     if labels.values.shape[1] > count:
         pixels, token, _ = labels.values.split([count * size, 1, count], 1)
         pixels = pixels.reshape(-1, size, pixels.shape[-1])  # (B·N, pixels, K)
     else:  # patches were given other labels than those of their pixels
-        pixels, token = tokens.flatten(0, 1).unsqueeze(1).expand(-1, size, -1), seen.image_label.unsqueeze(1)
-    pixels = seen.residual(pixels, _attend(module.attn_in, seen["inner"], pixels))
+        pixels, token = tokens.flatten(0, 1).unsqueeze(1).expand(-1, size, -1), observed.image_label.unsqueeze(1)
+    pixels = observed.residual(pixels, _attend(module.attn_in, observed["inner"], pixels))
     pixels = pixels.unflatten(0, (-1, count))
-    outer = torch.cat([token, seen.residual(tokens, pixels.mean(2))], 1)
-    outer = seen.residual(outer, _attend(module.attn_out, seen["outer"], outer))
+    outer = torch.cat([token, observed.residual(tokens, pixels.mean(2))], 1)
+    outer = observed.residual(outer, _attend(module.attn_out, observed["outer"], outer))
     return _join(pixels, outer[:, :1], outer[:, 1:], labels.grid)
 
 

@@ -18,7 +18,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from labelflow import flow
 from labelflow.adapters import swin, windows
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
@@ -29,13 +29,13 @@ def _project(tokens: Tensor, weight: Tensor, bias: Tensor | None, heads: int) ->
 
 
 @register(EncoderBlock, taps=lambda block: {"tokens": Tap(block.self_attention, "input")})
-def encoder_block(module: EncoderBlock, seen: Seen, labels: Labels) -> Labels:
-    attention, tokens = module.self_attention, seen["tokens"]
+def encoder_block(module: EncoderBlock, observed: Observed, labels: Labels) -> Labels:
+    attention, tokens = module.self_attention, observed["tokens"]
     weights, biases = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
-    query = _project(tokens[:, seen.rows], weights[0], biases[0], attention.num_heads)
+    query = _project(tokens[:, observed.rows], weights[0], biases[0], attention.num_heads)
     key = _project(tokens, weights[1], biases[1], attention.num_heads)
     mixed = flow.attend(query, key, labels.values)
-    return Labels(seen.residual(labels.values[:, seen.rows], mixed), labels.grid)
+    return Labels(observed.residual(labels.values[:, observed.rows], mixed), labels.grid)
 
 
 register_model(
@@ -57,10 +57,10 @@ def _swin_taps(block: SwinTransformerBlock) -> dict[str, Tap]:
 
 
 @register(SwinTransformerBlock, SwinTransformerBlockV2, taps=_swin_taps)
-def swin_block(module: SwinTransformerBlock, seen: Seen, labels: Labels) -> Labels:
+def swin_block(module: SwinTransformerBlock, observed: Observed, labels: Labels) -> Labels:
     attention = module.attn
     window = (attention.window_size[0], attention.window_size[1])
-    tokens, padded = flow.pad(seen["tokens"], window), flow.pad(labels.map, window)  # here, padding rolls, too
+    tokens, padded = flow.pad(observed["tokens"], window), flow.pad(labels.map, window)  # here, padding rolls, too
     grid = (padded.shape[1], padded.shape[2])
     rows, columns = (
         0 if reach >= side else step for reach, side, step in zip(window, grid, attention.shift_size, strict=True)
@@ -85,7 +85,7 @@ def swin_block(module: SwinTransformerBlock, seen: Seen, labels: Labels) -> Labe
         lambda parts: flow.attend(query, key, parts, bias, scale=1.0 if cosine else None),
     )
     height, width = labels.grid
-    return labels.with_map(seen.residual(labels.map, mixed[:, :height, :width]))
+    return labels.with_map(observed.residual(labels.map, mixed[:, :height, :width]))
 
 
 register(PatchMerging, PatchMergingV2, layer=False)(swin.merge)

@@ -16,32 +16,32 @@ from timm.models.qwen3_vit import Qwen3VitClassifier, Qwen3VitEncoder, Qwen3VitP
 from torch import nn
 
 from labelflow import flow
-from labelflow.adapters import eva, vit  # noqa: F401  (eva registers Qwen3's blocks)
+from labelflow.adapters import vit  # which registers Qwen3's blocks, too
 from labelflow.adapters.averages import register_average
-from labelflow.adapters.registry import Seen, Tap, refuse, register
+from labelflow.adapters.registry import Observed, Tap, refuse, register
 from labelflow.flow import Labels
 
 register(DeepseekVitBlock, taps=vit.taps)(vit.block)
 
 
 @register(Qwen3VitPatchMerger, layer=False)
-def merge(module: Qwen3VitPatchMerger, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Qwen3VitPatchMerger, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(flow.aggregate(labels.map, (module.merge_size, module.merge_size)))
 
 
 @register(DeepseekVitAligner, layer=False)
-def align(module: DeepseekVitAligner, seen: Seen, labels: Labels) -> Labels:
+def align(module: DeepseekVitAligner, observed: Observed, labels: Labels) -> Labels:
     size = (module.downsample_ratio, module.downsample_ratio)
     return labels.with_map(flow.aggregate(flow.pad(labels.map, size), size))
 
 
 @register(Gemma4VisionPooler, layer=False)
-def pool(module: Gemma4VisionPooler, seen: Seen, labels: Labels) -> Labels:
+def pool(module: Gemma4VisionPooler, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(flow.aggregate(labels.map, (module.pooling_kernel_size, module.pooling_kernel_size)))
 
 
 @register(Gemma4PatchEmbed, layer=False)
-def embed(module: Gemma4PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: Gemma4PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     return labels.with_map(flow.aggregate(labels.map, module.patch_size))
 
 
@@ -57,15 +57,15 @@ def _taps(block: Gemma4Block) -> dict[str, Tap]:
 
 
 @register(Gemma4Block, taps=_taps)
-def block(module: Gemma4Block, seen: Seen, labels: Labels) -> Labels:
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"], labels.values)
+def block(module: Gemma4Block, observed: Observed, labels: Labels) -> Labels:
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"], labels.values)
     else:
-        turn = (seen["cosine"], seen["sine"])
-        query, key = (apply_multidimensional_rope(seen[tap], *turn).transpose(1, 2) for tap in ("query", "key"))
+        turn = (observed["cosine"], observed["sine"])
+        query, key = (apply_multidimensional_rope(observed[tap], *turn).transpose(1, 2) for tap in ("query", "key"))
         key = key.repeat_interleave(module.attn.num_kv_groups, 1)
         mixed = flow.attend(query, key, labels.values, scale=1.0)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 def _path(model: Any) -> list[nn.Module]:

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from labelflow import flow
 from labelflow.adapters import cait, patches
-from labelflow.adapters.registry import Seen, Tap, register, register_model
+from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
 
 
 @register(PatchEmbed, layer=False)
-def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
+def embed(module: PatchEmbed, observed: Observed, labels: Labels) -> Labels:
     """As LV-ViT's stem, it is taken as the patch embedding that it replaces."""
     first = 1 if module.conv is None else module.conv[0].stride[0]
     side = first * module.proj.stride[0]
@@ -19,16 +19,16 @@ def embed(module: PatchEmbed, seen: Seen, labels: Labels) -> Labels:
 
 
 @register(Outlooker, taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")})
-def outlooker(module: Outlooker, seen: Seen, labels: Labels) -> Labels:
+def outlooker(module: Outlooker, observed: Observed, labels: Labels) -> Labels:
     """Each place's output is the sum over the windows that hold it; what lies outside the map has no label."""
     attention = module.attn
     options = {"kernel_size": attention.kernel_size, "padding": attention.padding, "stride": attention.stride}
-    weights = seen["weights"].float().mean(1)  # (B, A, windows, r·r, r·r) -> (B, windows, r·r, r·r)
+    weights = observed["weights"].float().mean(1)  # (B, A, windows, r·r, r·r) -> (B, windows, r·r, r·r)
     parts = F.unfold(labels.map.permute(0, 3, 1, 2), **options)  # (B, K·r·r, windows)
     parts = parts.unflatten(1, (-1, weights.shape[-1])).permute(0, 3, 2, 1)  # (B, windows, r·r, K)
     mixed = (weights @ parts).permute(0, 3, 2, 1).flatten(1, 2)
     mixed = F.fold(mixed, labels.grid, **options).permute(0, 2, 3, 1)
-    return labels.with_map(seen.residual(labels.map, flow.normalise(mixed)))
+    return labels.with_map(observed.residual(labels.map, flow.normalise(mixed)))
 
 
 def _taps(block: Transformer) -> dict[str, Tap]:
@@ -36,23 +36,23 @@ def _taps(block: Transformer) -> dict[str, Tap]:
 
 
 @register(Transformer, taps=_taps)
-def block(module: Transformer, seen: Seen, labels: Labels) -> Labels:
-    if "weights" in seen:
-        mixed = flow.attention(seen["weights"], labels.values)
+def block(module: Transformer, observed: Observed, labels: Labels) -> Labels:
+    if "weights" in observed:
+        mixed = flow.attention(observed["weights"], labels.values)
     else:
-        qkv = seen["qkv"].flatten(1, 2).unflatten(-1, (3, module.attn.num_heads, -1))  # from (B, h, w, 3·A·D)
+        qkv = observed["qkv"].flatten(1, 2).unflatten(-1, (3, module.attn.num_heads, -1))  # from (B, h, w, 3·A·D)
         query, key, _ = qkv.permute(2, 0, 3, 1, 4)
         mixed = flow.attend(query, key, labels.values)
-    return Labels(seen.residual(labels.values, mixed), labels.grid)
+    return Labels(observed.residual(labels.values, mixed), labels.grid)
 
 
 @register(ClassBlock, taps=lambda block: {"weights": Tap(block.attn.attn_drop, "input")})
-def class_block(module: ClassBlock, seen: Seen, labels: Labels) -> Labels:
-    return cait.with_class(seen, labels, flow.attention(seen["weights"], labels.values))
+def class_block(module: ClassBlock, observed: Observed, labels: Labels) -> Labels:
+    return cait.with_class(observed, labels, flow.attention(observed["weights"], labels.values))
 
 
 @register(Downsample, layer=False)
-def merge(module: Downsample, seen: Seen, labels: Labels) -> Labels:
+def merge(module: Downsample, observed: Observed, labels: Labels) -> Labels:
     return patches.merge(module.proj, labels)
 
 

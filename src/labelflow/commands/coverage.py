@@ -59,4 +59,4 @@ def _run(name: str) -> "Tried":
         return models.run(name)
     except Exception as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return models.Tried(name, math.inf, same_logits=False)
+        return models.Tried(name, math.inf, same_logits=False, locality=None)

@@ -1,4 +1,4 @@
-"""`labelflow robust`: how robust models are, side by side."""
+"""`labelflow robust`: the robustness of models, side by side."""
 
 import json
 import os
@@ -19,47 +19,44 @@ if TYPE_CHECKING:
     import torch
 
     from labelflow.classifier import Classifier
+    from labelflow.robust.datasets import ImageSet
+    from labelflow.robust.evaluator import Evaluator
     from labelflow.robust.results import Section
-    from labelflow.robust.session import Session
-    from labelflow.robust.sets import Set
-
-
-WHICH = "Which suites, such as corruptions,attack"
 
 
 @dataclass(frozen=True)
 class Robust:
-    """What is asked, of which models."""
+    """The models, the images and the suites."""
 
     models: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN|MODEL …")]
-    """Folders of runs, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
-    suite: Annotated[str, arg(help=f"{WHICH}: {', '.join(SUITES)}; '' is all for which there are images.")] = ""
+    """Runs' folders, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
+    suite: Annotated[str, arg(help=f"Comma-separated suites: {', '.join(SUITES)}. Default: all that have images.")] = ""
     data: str = ""
-    """Images to ask about: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME; '' is what
-    the runs were evaluated on."""
+    """Images to evaluate on: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME. Default:
+    the validation split of the runs."""
     out: Path = Path("robust")
-    """Where the results are written. What models said is kept there, too, and not asked again."""
+    """Folder for the results and the cached predictions."""
     weights: str = ""
     """Of timm models: pretrained (the default), packaged (from a package), or a checkpoint file; of runs: best (the
     default), last, or a file."""
     image_size: int = 0
-    """Another image size for all models, if they take it."""
+    """Evaluate all models at this size; 0: the size of each model's preprocessing."""
     samples: int = 0
-    """Ask about so many images of each set, drawn with --seed; 0: all."""
+    """Evaluate a random sample of so many images of each data set; 0: all."""
     seed: int = 0
-    """Draws corruptions, what is hidden, attacks and samples."""
+    """Of samples, corruptions, occlusion, shuffling and attacks."""
     batch: int = 0
-    """Pictures that pass through a model at once; 0: 64, or as few as are fastest on a CPU."""
+    """Images in a batch; 0: 64, or as few as are fastest on a CPU."""
     workers: int = -1
-    """Processes that read images; -1: as many as there are cores for them, at most 8."""
+    """Processes that load images; -1: one for each core, at most 8."""
     precision: Literal["no", "bf16", "fp16"] = "no"
-    """Mixed precision; attacks compute in full precision."""
+    """Mixed precision; attacks always run in float32."""
     skip_unreadable: int = 0
-    """How many images that cannot be read are left out, and told, before it stops."""
+    """Leave out up to so many unreadable images instead of stopping."""
     root: str = ""
-    """Where torchvision and Hugging Face keep their files; '' is data, or what the runs had."""
+    """Where torchvision and Hugging Face store their files. Default: that of the runs, or data."""
     as_json: bool = False
-    """Print JSON, for programs."""
+    """Print JSON instead of a table."""
     settings: Annotated[Settings, OmitArgPrefixes, arg(name="")] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
@@ -69,23 +66,23 @@ class Robust:
 
 
 def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
-    """How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side.
+    """Evaluate models side by side: natural shifts, corruptions, attacks, occlusion, shuffling, calibration.
 
     Args:
-        options: Which models, which images, which suites.
+        options: The models, the images and the suites.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("labelflow robust runs in one process; start it without torchrun or accelerate launch")
     import torch
 
-    from labelflow.robust.session import Session
+    from labelflow.robust.evaluator import Evaluator
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = device or torch.device("cpu")
-    models, own = _open(options, device)
-    session = Session(
+    models, dataset = _open(options, device)
+    evaluator = Evaluator(
         models,
-        options.out / "answers",
+        options.out / "predictions",
         device,
         seed=options.seed,
         samples=options.samples,
@@ -95,39 +92,38 @@ def robust(options: Annotated[Robust, OmitArgPrefixes, arg(name="")]) -> None:
         skip_unreadable=options.skip_unreadable,
         quiet=options.as_json,
     )
-    own = own and session.pick(own)
-    names = choose_suites(options.suite, own, options.settings)
-    suites = [SUITES[name](session, own, options.settings) for name in names]  # what is wrong is told now
+    dataset = dataset and evaluator.subsample(dataset)
+    names = choose_suites(options.suite, dataset, options.settings)
+    suites = [SUITES[name](evaluator, dataset, options.settings) for name in names]  # checks all settings
     try:
-        session.folder.mkdir(parents=True, exist_ok=True)
+        evaluator.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"nothing can be written to --out {options.out}: {error.strerror}") from None
+        raise ValueError(f"cannot write to --out {options.out}: {error.strerror}") from None
     if not options.as_json:
         costs = ", ".join(f"{name} {suite.passes:,}" for name, suite in zip(names, suites, strict=True))
-        print(f"forward passes, at most: {costs}. What is kept in {session.folder} is not asked again.")
+        print(f"forward passes, at most: {costs}. Predictions are cached in {evaluator.folder}")
     sections: list[Section] = []
     try:
         for suite in suites:
             sections.append(suite.measure())
-            _write(options, models, sections)  # attacks may take hours: the others are there to look at
+            _write(options, models, sections)  # attacks may take hours; the page shows what is done
     except KeyboardInterrupt:
         page = f"; {options.out / 'robust.html'} has {', '.join(names[: len(sections)])}" if sections else ""
-        told = f"labelflow: interrupted{page}. What was answered is kept, and the same command goes on"
-        print(told, file=sys.stderr)
+        print(f"labelflow: interrupted{page}. Run the same command again to resume", file=sys.stderr)
         raise SystemExit(130) from None
-    _tell(options, session, sections)
+    _print(options, evaluator, sections)
 
 
-def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], Set | None]":
-    """The models, and the images that they are asked about."""
+def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], ImageSet | None]":
+    """The models, and the images that they are evaluated on."""
     from labelflow.classifier import wordnet_names
-    from labelflow.robust.models import load_models, own_data
-    from labelflow.robust.sets import all_images, open_own
+    from labelflow.robust.datasets import open_dataset, open_folder
+    from labelflow.robust.models import evaluation_data, load_models
 
     folder = Path(options.data)
-    classes: tuple[str, ...] = ()  # of the data, where it can tell without a model
+    classes: tuple[str, ...] = ()  # of the data, if it can be read without a model
     if options.data and folder.is_dir() and not (folder / "labels.csv").exists():
-        classes = tuple(all_images(folder).classes)
+        classes = tuple(open_folder(folder).classes)
     models = load_models(
         options.models,
         device,
@@ -135,18 +131,18 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], S
         image_size=options.image_size,
         classes=classes,
     )
-    data = own_data(models)
-    if options.suite.strip() == "natural" or not (options.data or data):
+    runs_data = evaluation_data(models)
+    if options.suite.strip() == "natural" or not (options.data or runs_data):
         return models, None
-    asked = data or Data()
+    data = runs_data or Data()
     if options.data:
-        asked = replace(asked, source=options.data, root=options.root or asked.root)
-    is_own = data is not None and _same(asked.source, data.source)
-    asked = replace(asked, image_size=max(model.preprocessing.size for model in models))
-    own = open_own(asked, is_own, wordnet_names(models[0].classes))
+        data = replace(data, source=options.data, root=options.root or data.root)
+    from_run = runs_data is not None and _same(data.source, runs_data.source)
+    data = replace(data, image_size=max(model.preprocessing.size for model in models))
+    dataset = open_dataset(data, from_run, wordnet_names(models[0].classes))
     for model in models:
-        model.columns(own.classes)  # tells which it doesn't know
-    return models, own
+        model.columns(dataset.classes)  # raises if it lacks some
+    return models, dataset
 
 
 def _same(one: str, other: str) -> bool:
@@ -154,17 +150,17 @@ def _same(one: str, other: str) -> bool:
     return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
 
 
-def _found(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[Section]") -> dict[str, Any]:
-    from labelflow.robust.page import as_json
+def _as_json(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[Section]") -> dict[str, Any]:
+    from labelflow.robust.results import as_json
 
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-    return as_json(models, sections, {"settings": settings})
+    return as_json(models, sections, {**asdict(options), "out": str(options.out)})
 
 
 def _write(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[Section]") -> None:
-    from labelflow.robust.page import write_json, write_page, write_svg
+    from labelflow.robust.page import write_page, write_svg
+    from labelflow.robust.results import write_json
 
-    write_json(options.out / "robust.json", _found(options, models, sections))
+    write_json(options.out / "robust.json", _as_json(options, models, sections))
     facts = [
         f"{model.name}: {model.architecture} at {model.preprocessing.size} px, {model.weights}" for model in models
     ]
@@ -174,14 +170,14 @@ def _write(options: Robust, models: "Sequence[Classifier]", sections: "Sequence[
         write_svg(options.out / "robust.svg", [model.name for model in models], charts)
 
 
-def _tell(options: Robust, session: "Session", sections: "list[Section]") -> None:
-    from labelflow.robust.page import show
+def _print(options: Robust, evaluator: "Evaluator", sections: "list[Section]") -> None:
+    from labelflow.robust.results import print_table
 
     if options.as_json:
-        print(json.dumps(_found(options, session.models, sections)))
+        print(json.dumps(_as_json(options, evaluator.models, sections)))
         return
-    show(session.models, sections)
-    attacked = f", and {session.attacked:,} forward passes of attacks" if session.attacked else ""
-    kept = f"; the answers to {session.recalled:,} were there" if session.recalled else ""
-    print(f"\n{session.asked:,} pictures were asked about{attacked}{kept}. All answers are kept in {session.folder}")
+    print_table(evaluator.models, sections)
+    attacks = f", {evaluator.attack_passes:,} forward passes of attacks" if evaluator.attack_passes else ""
+    cached = f", {evaluator.cached:,} from the cache" if evaluator.cached else ""
+    print(f"\n{evaluator.evaluated:,} images evaluated{attacks}{cached}")
     print(f"  look at it     {options.out / 'robust.html'}")

@@ -52,7 +52,7 @@ class Folder(Listed):
         if half is not None:
             unknown = sorted(set(_classes(half)) - set(self.classes))
             if unknown:
-                raise ValueError(f"{half} has classes that {halves['train']} has not: {shorten(unknown)}")
+                raise ValueError(f"{half} has classes missing from {halves['train']}: {shorten(unknown)}")
         self.folder = half or self.root  # that of the class folders
         empty = []
         for index, name in enumerate(self.classes):

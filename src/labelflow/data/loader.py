@@ -115,7 +115,7 @@ def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, 
 
 
 def fixed_batches(source: Source, transform: Transform, data: Data, batches: list[list[Draw]]) -> Iterator[Batch]:
-    """The very samples that are asked for, each seen in one way."""
+    """Exactly these samples, each with one view."""
     views = Views(source, transform, 0, training=False)
     return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
 
@@ -129,7 +129,7 @@ def make_loader(dataset: Any, collate: Callable[[list[Any]], Any], workers: int,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_leave_interrupts if workers else None,
+        worker_init_fn=_ignore_signals if workers else None,
         **how,
     )
 
@@ -140,14 +140,14 @@ def _cores() -> int:
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _leave_interrupts(worker: int) -> None:
+def _ignore_signals(worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process; what to do is the main one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Unreadable:
-    """Tells each sample that can't be read once, and stops when there are more than a limit."""
+    """Reports each unreadable sample once, and stops when there are more than a limit."""
 
     def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
         self.limit, self.tell = limit, tell

@@ -58,14 +58,14 @@ class Data:
     test_crop: float = 0.875
     """Part of the side that the centre crop of an evaluation shows."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Mean of the colour channels, taken off."""
+    """Per-channel mean, which is subtracted."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Spread of the colour channels, divided by."""
+    """Per-channel standard deviation, which is divided by."""
 
     workers: int = -1
     """Processes that read images, on each machine's process; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
-    """How many images that cannot be read are skipped, and told, before the run stops."""
+    """Skip and report up to this many unreadable images; one more stops the run."""
 
     def __post_init__(self) -> None:
         if self.image_size < 1 or self.repeats < 1:

@@ -102,6 +102,3 @@ def _to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-whole_file = atomic_write  # for robust/, until it says atomic_write

@@ -76,7 +76,7 @@ def try_out(classifier: Classifier) -> None:
             classifier, Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue"), Box(0, 0, 0.5, 0.5)
         )
         if not math.isfinite(told["classes"][0]["chance"]):
-            raise ValueError("its scores are no numbers; has its training diverged?")
+            raise ValueError("its outputs are NaN; did its training diverge?")
     except Exception as error:
         raise ValueError(
             f"{classifier.name} cannot be shown; that takes a classifier of square colour images whose tokens can be "

@@ -103,7 +103,7 @@ def differences(begun: Manifest, now: Manifest) -> str:
     """Empty if there are none."""
     pairs = {field.name: (getattr(begun, field.name), getattr(now, field.name)) for field in fields(Manifest)}
     return ", ".join(
-        "its classes are others" if name == "classes" else f"{name} was {one!r}, not {other!r}"
+        "the classes differ" if name == "classes" else f"{name} was {one!r}, not {other!r}"
         for name, (one, other) in pairs.items()
         if one != other
     )

@@ -1,4 +1,4 @@
-"""Several mixers in turn, chosen at random for each batch or for each sample; and a batch mixed by any mixer."""
+"""Several mixers, one of which is drawn for each batch or for each sample; and a batch mixed by any mixer."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -72,7 +72,7 @@ class Choose:
 
 
 def make_mixer(text: str) -> Mixer | GuidedMixer:
-    """`cutmix(alpha=1.0)`, or several in turn: `0.5*mixup + 0.5*cutmix`. Guided mixers come with their guides; those
+    """`cutmix(alpha=1.0)`, or a mixture: `0.5*mixup + 0.5*cutmix`. Guided mixers come with their guides; those
     that name the same one share it."""
     make_guide = cache(lambda name: build(name, GUIDES, "guide"))
 
@@ -87,14 +87,12 @@ def make_mixer(text: str) -> Mixer | GuidedMixer:
 
 
 def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None = None) -> tuple[Mix, Guidance | None]:
-    """How a batch is mixed, and what the guide found, if there is one. mixer: what `make_mixer` makes; of several in
-    turn, one is drawn, and only its guide is asked."""
+    """How a batch is mixed, and what the guide found, if there is one. mixer: what `make_mixer` makes; of a
+    mixture, one is drawn, and only its guide is called."""
     if isinstance(mixer, Choose):
         guided = any(isinstance(one, GuidedMixer) for one in mixer.mixers)
         if guided and any(isinstance(weight, DTensor) for weight in batch.student.parameters()):
-            raise ValueError(
-                "with sharded weights all processes have to ask a guide at once: use one mixer, not several in turn"
-            )
+            raise ValueError("with FSDP, a guided mixer cannot be part of a mixture: use it alone")
         mixer = mixer.pick(generator)
     if isinstance(mixer, GuidedMixer):
         return mixer(batch, generator)

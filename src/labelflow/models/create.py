@@ -37,7 +37,8 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
             return _fitted(name, **arguments)
         except Exception as error:  # whatever goes wrong between here and the hub
             hint = "; try 'packaged' instead of 'pretrained'" if name in PACKAGES else ""
-            raise ValueError(f"timm's weights of {name} are not to be had{hint}: {_first_line(error)}") from None
+            what = f"could not load timm's pretrained weights for {name}{hint}"
+            raise ValueError(f"{what}: {_first_line(error)}") from None
     fresh = _create(model, name, **arguments)
     weights = _with_classifier(packaged_weights(name) if init == "packaged" else read_weights(init), fresh)
     overlay = {

@@ -5,7 +5,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from labelflow.engine.run import Run
-from labelflow.html import data_uri as data_uri  # for robust/, until it imports it from labelflow.html
 from labelflow.html import document, line_chart, number, table
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings

@@ -1,4 +1,4 @@
-"""How robust a model is: natural shifts, corruptions, attacks, what is hidden, and how well it knows what it knows."""
+"""How robust models are: natural shifts, corruptions, attacks, occlusion, shuffled patches, calibration."""
 
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from labelflow.robust.calibration import calibration_error, reliability, risk_area, selective_accuracy
     from labelflow.robust.corruption_error import mce, relative_mce
     from labelflow.robust.corruptions import CORRUPTIONS, EXTRA, corrupt
-    from labelflow.robust.hidden import PatchDrop, Shuffle
-    from labelflow.robust.models import FromPixels, load_models
-    from labelflow.robust.session import Session
-    from labelflow.robust.sets import open_own
+    from labelflow.robust.datasets import open_dataset
+    from labelflow.robust.evaluator import Evaluator
+    from labelflow.robust.models import FromPixels, evaluation_data, load_models
+    from labelflow.robust.occlusion import PatchDrop
     from labelflow.robust.settings import Settings
+    from labelflow.robust.shuffle import Shuffle
     from labelflow.robust.suites import SUITES
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -25,17 +26,18 @@ __all__ = [
     "SUITES",
     "Ball",
     "Batch",
+    "Evaluator",
     "FromPixels",
     "PatchDrop",
-    "Session",
     "Settings",
     "Shuffle",
     "auto_attack",
     "calibration_error",
     "corrupt",
+    "evaluation_data",
     "load_models",
     "mce",
-    "open_own",
+    "open_dataset",
     "relative_mce",
     "reliability",
     "risk_area",

@@ -1,28 +1,30 @@
-"""Accuracy on the images as they are."""
+"""Accuracy on clean images."""
 
-from labelflow.robust.results import Finding, Section, uncertainty
-from labelflow.robust.session import Session
-from labelflow.robust.sets import Set
+from labelflow.robust.datasets import ImageSet
+from labelflow.robust.evaluator import Evaluator
+from labelflow.robust.results import Metric, Section, uncertainty
 
 
-class CleanImages:
-    """Accuracy on the images as they are."""
+class CleanSuite:
+    """Top-1 and top-5."""
 
-    def __init__(self, session: Session, own: Set) -> None:
-        self.session, self.own = session, own
-        self.passes = session.passes(own)
+    def __init__(self, evaluator: Evaluator, dataset: ImageSet) -> None:
+        self.evaluator, self.dataset = evaluator, dataset
+        self.passes = evaluator.passes(dataset)
 
     def measure(self) -> Section:
-        (answers,) = self.session.ask(self.own, title="clean images")
-        findings = [Finding("top-1", [found.top1[0] for found in answers])]
-        if len(self.own.classes) > 5:
-            findings.append(Finding("top-5", [found.top5[0] for found in answers]))
-        counted, unread = int(answers[0].counts.sum()), int((~answers[0].counts).sum())
-        notes = [f"{counted} images of {len(self.own.classes)} classes: {self.own.name}; {uncertainty(counted)}."]
-        notes += [f"{unread} images could not be read and are left out everywhere."] * bool(unread)
+        (predictions,) = self.evaluator.predict(self.dataset, title="clean images")
+        metrics = [Metric("top-1", [own.top1[0] for own in predictions])]
+        if len(self.dataset.classes) > 5:
+            metrics.append(Metric("top-5", [own.top5[0] for own in predictions]))
+        readable, unreadable = int(predictions[0].readable.sum()), int((~predictions[0].readable).sum())
+        classes = len(self.dataset.classes)
+        notes = [f"{readable} images of {classes} classes: {self.dataset.name}; {uncertainty(readable)}."]
+        if unreadable:
+            notes.append(f"{unreadable} unreadable images are left out of every suite.")
         notes += [
-            f"The answers of {model.name} are restricted to the classes of the data."
-            for model in self.session.models
-            if model.columns(self.own.classes) is not None
+            f"The predictions of {model.name} are restricted to the classes of the data."
+            for model in self.evaluator.models
+            if model.columns(self.dataset.classes) is not None
         ]
-        return Section("clean", "Clean images", findings, notes=notes)
+        return Section("clean", "Clean images", metrics, notes=notes)

@@ -40,7 +40,7 @@ def mce(errors: Mapping[str, Sequence[float]]) -> float:
 
 
 def relative_mce(errors: Mapping[str, Sequence[float]], clean: float) -> float:
-    """The mean of 100 · Σ_s (E_{s,c} − E_clean) / Σ_s (E^AlexNet_{s,c} − E^AlexNet_clean): how much is lost."""
+    """The mean of 100 · Σ_s (E_{s,c} − E_clean) / Σ_s (E^AlexNet_{s,c} − E^AlexNet_clean): the accuracy lost."""
     _check(errors)
     lost = [
         sum(error - clean for error in errors[name]) / (5 * (alexnet - ALEXNET_CLEAN))
@@ -52,4 +52,4 @@ def relative_mce(errors: Mapping[str, Sequence[float]], clean: float) -> float:
 def _check(errors: Mapping[str, Sequence[float]]) -> None:
     missing = [name for name in ALEXNET if len(errors.get(name, ())) != 5]
     if missing:
-        raise ValueError(f"mCE needs the errors of 15 corruptions at 5 severities; not so of {', '.join(missing)}")
+        raise ValueError(f"mCE needs errors of all 15 corruptions at 5 severities; incomplete: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The models that are compared, each with the normalisation of colours inside: they take pictures from 0 to 1."""
+"""The models to compare, each with its normalisation inside: they take images from 0 to 1."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from labelflow.tasks.recipe import read_recipe
 
 
 class FromPixels(nn.Module):
-    """A model with the normalisation of colours inside: it takes pictures (B, 3, H, W) from 0 to 1."""
+    """A model with its normalisation inside: it takes images (B, 3, H, W) from 0 to 1."""
 
     mean: Tensor
     std: Tensor
@@ -25,16 +25,16 @@ class FromPixels(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        logits: Tensor = self.model(self.normalised(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(self.normalise(images))
         return logits
 
-    def normalised(self, pictures: Tensor) -> Tensor:
-        return (pictures - self.mean) / self.std
+    def normalise(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
 
 
 def from_pixels(classifier: Classifier, device: torch.device) -> Classifier:
-    """The same classifier, frozen, with the normalisation of colours inside of its model."""
+    """The same classifier, frozen, with its normalisation inside the model."""
     own = classifier.preprocessing
     model = FromPixels(classifier.model, own.mean, own.std).eval().requires_grad_(False).to(device)
     return replace(classifier, model=model, preprocessing=replace(own, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)))
@@ -48,31 +48,29 @@ def load_models(
     image_size: int = 0,
     classes: Sequence[str] = (),
 ) -> list[Classifier]:
-    """Folders of runs, and timm's models, which may name their weights: resnet50, resnet50=packaged, resnet50=a.pth.
+    """Runs' folders, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=a.pth.
 
     classes: those of the data, for checkpoints that don't name their own.
     """
     if not names:
-        raise ValueError("name at least one model: the folder of a run, or a model of timm's")
+        raise ValueError("name at least one model: a run's folder, or a timm model")
     return [
         replace(from_pixels(load(name, weights, image_size, classes), device), name=label)
         for name, label in zip(names, _labels(names), strict=True)
     ]
 
 
-def own_data(models: Sequence[Classifier]) -> Data | None:
-    """What all of them were evaluated on when they were trained; None: they don't agree, or have none."""
-    runs = [read_recipe(Run(model.folder)).data for model in models if model.folder]
-    first = runs[0] if runs else None
-    keys = ("data", "root", "val_split", "val_fraction", "split_seed")
-    agree = first and all([getattr(run, key) for key in keys] == [getattr(first, key) for key in keys] for run in runs)
-    return first if first and agree else None
+def evaluation_data(models: Sequence[Classifier]) -> Data | None:
+    """The data that all runs among the models were evaluated on; None if they differ, or if there is no run."""
+    data = [read_recipe(Run(model.folder)).data for model in models if model.folder]
+    splits = {(own.source, own.root, own.val_split, own.val_fraction, own.split_seed) for own in data}
+    return data[0] if len(splits) == 1 else None
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The last parts of their paths, if these differ."""
+    """The last parts of their paths, if these are unique."""
     resolved = {str(Path(name).resolve()) if Path(name).is_dir() else name for name in names}
     if len(resolved) != len(names):
-        raise ValueError(f"a model comes twice in {', '.join(names)}")
+        raise ValueError(f"duplicate model in {', '.join(names)}")
     short = [Path(name).resolve().name if Path(name).is_dir() else name for name in names]
     return short if len(set(short)) == len(short) else list(names)

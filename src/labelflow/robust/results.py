@@ -1,17 +1,24 @@
-"""What a suite has found: numbers and curves of all models, side by side. Tables, pages and files are made from it."""
+"""The results of a suite, for all models side by side: metrics, charts, example images; as a table and as JSON."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from numpy import ndarray
+from rich.console import Console
+from rich.table import Column, Table
 
-from labelflow.analysis.curves import Point
+from labelflow.classifier import Classifier
+from labelflow.engine.run import atomic_write
+from labelflow.html import Point
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One number of each model."""
+class Metric:
+    """One number for each model."""
 
     name: str
     values: Sequence[float]
@@ -20,46 +27,103 @@ class Finding:
 
     @property
     def title(self) -> str:
-        return f"{self.name}{', ' * bool(self.unit)}{self.unit} {'↑' if self.higher_is_better else '↓'}"
-
-
-def uncertainty(images: int) -> str:
-    """Of an accuracy: 1.96 standard errors, where they are the largest.
-
-    >>> uncertainty(1000)
-    'an accuracy is known to ± 3.1 points at worst (95 %)'
-    """
-    return f"an accuracy is known to ± {98 / math.sqrt(images):.1f} points at worst (95 %)"
+        unit = f", {self.unit}" if self.unit else ""
+        return f"{self.name}{unit} {'↑' if self.higher_is_better else '↓'}"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A line of each model."""
+    """One line for each model."""
 
     title: str
-    across: str  # what goes from left to right
+    x_label: str
     lines: dict[str, list[Point]]
-    reach: float | None = None  # how high it is at least, to be compared with those beside it
+    y_max: float | None = None  # the y axis reaches at least this far: charts side by side have the same scale
     reference: Sequence[Point] = ()  # a line to compare with
 
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """What an image looks like when it is asked about, one picture after another."""
+    """An example image under a perturbation, from level to level."""
 
     title: str
-    pictures: Mapping[str, ndarray]  # by their captions: uint8 (S, S, 3)
+    images: Mapping[str, ndarray]  # by caption: uint8 (S, S, 3)
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one suite has found."""
+    """The results of one suite."""
 
     name: str
     title: str
-    findings: Sequence[Finding]
+    metrics: Sequence[Metric]
     charts: Sequence[Chart] = ()
-    details: Sequence[Finding] = ()  # a longer table
+    details: Sequence[Metric] = ()  # a longer table
     notes: Sequence[str] = ()
     strips: Sequence[Strip] = ()
     more_charts: Sequence[Chart] = ()  # beside the longer table
+
+
+def uncertainty(images: int) -> str:
+    """Of an accuracy: 1.96 standard errors at 50 %, where they are largest.
+
+    >>> uncertainty(1000)
+    'accuracies are within ± 3.1 points (95 % confidence)'
+    """
+    return f"accuracies are within ± {98 / math.sqrt(images):.1f} points (95 % confidence)"
+
+
+def format_value(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def print_table(models: Sequence[Classifier], sections: Sequence[Section]) -> None:
+    table = Table("", *(Column(model.name, justify="right") for model in models), box=None)
+    for section in sections:
+        table.add_row(f"[bold]{section.title}")
+        for metric in section.metrics:
+            table.add_row(f"  {metric.title}", *map(format_value, metric.values))
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(width=160, highlight=False)).print(table)
+    for section in sections:
+        for note in section.notes:
+            console.print(f"{section.title}: {note}", soft_wrap=True, markup=False)
+
+
+def as_json(models: Sequence[Classifier], sections: Sequence[Section], settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, and how."""
+    names = [model.name for model in models]
+
+    def by_model(metrics: Sequence[Metric]) -> dict[str, dict[str, float]]:
+        return {metric.name: dict(zip(names, map(float, metric.values), strict=True)) for metric in metrics}
+
+    return {
+        "settings": settings,
+        "models": {
+            model.name: {
+                "model": model.architecture,
+                "weights": model.weights,
+                "classes": len(model.classes),
+                "image_size": model.preprocessing.size,
+                "key": model.key,
+            }
+            for model in models
+        },
+        "suites": {
+            section.name: {
+                "metrics": by_model(section.metrics),
+                "details": by_model(section.details),
+                "curves": {
+                    chart.title: {"x_label": chart.x_label, "lines": chart.lines}
+                    for chart in (*section.charts, *section.more_charts)
+                },
+                "notes": list(section.notes),
+            }
+            for section in sections
+        },
+    }
+
+
+def write_json(path: Path, results: dict[str, Any]) -> None:
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,11 +13,11 @@ AUTO = "autoattack"
 
 
 @dataclass(frozen=True)
-class NaturalSets:
-    """Where published sets lie; those that are given are evaluated. They need models of ImageNet's 1000 classes."""
+class NaturalSettings:
+    """Folders of published test sets, which are evaluated if given. They need models of ImageNet's 1000 classes."""
 
     imagenet_v2: str = ""
-    """ImageNet-V2: the folder of one of its three variants, or that which holds them."""
+    """ImageNet-V2: the folder of one of its three variants, or one that holds them."""
     imagenet_a: str = ""
     """ImageNet-A: 200 class folders."""
     imagenet_r: str = ""
@@ -25,45 +25,45 @@ class NaturalSets:
     imagenet_sketch: str = ""
     """ImageNet-Sketch: 1000 class folders."""
     imagenet_real: str = ""
-    """ImageNet's validation images, in class folders or not, to be judged by the ReaL labels."""
+    """ImageNet's validation images, in class folders or not, to be evaluated with the ReaL labels."""
 
 
 @dataclass(frozen=True)
-class Corrupting:
+class CorruptionSettings:
     """Which corruptions, and where they come from."""
 
     corruptions: tuple[str, ...] = ()
-    """Which of them; none: the 15 of ImageNet-C."""
+    """Names of corruptions; default: the 15 of ImageNet-C."""
     extra_corruptions: bool = False
-    """The four extra ones, too: speckle_noise, gaussian_blur, spatter, saturate. They don't count in means."""
+    """Also the four extra ones: speckle_noise, gaussian_blur, spatter, saturate. Means leave them out."""
     style: Literal["imagecorruptions", "imagenet_c"] = "imagecorruptions"
-    """As the package imagecorruptions makes them, for images of any size; or as ImageNet-C was made, at 224 pixels."""
+    """As in the package imagecorruptions, for images of any size; or as in ImageNet-C's files, for 224 pixels."""
     frost: str = ""
-    """A folder with the published textures of frost, frost1.png to frost5.jpg; without, frost is made by code."""
+    """A folder with the published frost textures, frost1.png to frost5.jpg; default: textures drawn by code."""
     imagenet_c: str = ""
-    """The folder of ImageNet-C, which is then used instead of making corruptions."""
+    """The folder of ImageNet-C, to evaluate its files instead of corrupting images on the fly."""
 
 
 @dataclass(frozen=True)
-class Attacking:
+class AttackSettings:
     """Which attacks, how strong, on how many images."""
 
     attacks: tuple[str, ...] = ("fgsm", "pgd", AUTO)
-    """autoattack is the standard four in turn; others by name, with settings where wanted: 'pgd(steps=40)', apgd_ce,
-    apgd_dlr, apgd_t, fab_t, square."""
+    """Names of attacks, optionally with settings, such as 'pgd(steps=40)': fgsm, pgd, apgd_ce, apgd_dlr, apgd_t, fab_t,
+    square; autoattack runs the standard four in turn."""
     norm: Literal["linf", "l2"] = "linf"
-    """How far an image may be moved: each pixel by the radius at most (linf), or all together (l2)."""
+    """What the radius limits: the change of each pixel (linf), or the Euclidean norm of all changes (l2)."""
     radii: tuple[float, ...] = ()
-    """For linf in 255ths, 1 4 if none is given; for l2, of colours from 0 to 1, 0.5 3. Many make a curve, such as 0.25
-    0.5 1 2 4: an image that falls is not attacked again at larger ones."""
+    """For linf in 255ths, default 1 4; for l2 with colours from 0 to 1, default 0.5 3. Several make a curve, such as
+    0.25 0.5 1 2 4: images that fall at one radius are not attacked at larger ones."""
     attack_samples: int = 100
-    """So many images are attacked, drawn with --seed; 0: all."""
+    """Number of images to attack, a random sample that depends on --seed; 0: all."""
     attack_batch: int = 50
-    """So many are attacked at once, and kept when they are done."""
+    """Images attacked at once; outcomes are cached after each batch."""
 
     def __post_init__(self) -> None:
         if not self.attacks:
-            raise ValueError("--attacks needs a name at least")
+            raise ValueError("--attacks needs at least one name")
         for name, least in (("attack_samples", 0), ("attack_batch", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
@@ -72,7 +72,7 @@ class Attacking:
 
     @property
     def balls(self) -> "dict[str, Ball]":
-        """By what people call them, the smallest first."""
+        """By name, the smallest first."""
         from labelflow.robust.attacks import Ball
 
         if self.norm == "l2":
@@ -82,16 +82,16 @@ class Attacking:
 
 
 @dataclass(frozen=True)
-class Hiding:
-    """What is hidden and shuffled."""
+class OcclusionSettings:
+    """What is occluded."""
 
     occlusion_grid: int = 14
-    """Cells in a row and in a column, of which tenths are hidden; the image's size hides single pixels."""
+    """Rows and columns of cells, of which 10 to 90 % are occluded; the image size occludes single pixels."""
     occlusion_shift: int = 0
-    """By so many pixels the cells are moved to the right and down, so that they don't fall on a model's patches."""
+    """Shifts the cells by so many pixels to the right and down, off the grid of a model's patches."""
     salient: str = ""
-    """A run of a ViT, or one of timm's, such as vit_small_patch16_224.dino: its attention tells which cells matter
-    most, and these are hidden, or all others."""
+    """A run of a ViT, or a timm ViT such as vit_small_patch16_224.dino: the cells that get most of its attention are
+    occluded, or all others."""
 
     def __post_init__(self) -> None:
         if self.occlusion_grid < 1 or self.occlusion_shift < 0:
@@ -100,9 +100,9 @@ class Hiding:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the suites, under the names that --help gives them."""
+    """Of all suites, under the names that --help gives them."""
 
-    natural: Annotated[NaturalSets, arg(name="natural")] = field(default_factory=NaturalSets)
-    corrupting: Annotated[Corrupting, arg(name="corruption")] = field(default_factory=Corrupting)
-    attacking: Annotated[Attacking, arg(name="attack")] = field(default_factory=Attacking)
-    hiding: Annotated[Hiding, arg(name="occlusion")] = field(default_factory=Hiding)
+    natural: Annotated[NaturalSettings, arg(name="natural")] = field(default_factory=NaturalSettings)
+    corruption: Annotated[CorruptionSettings, arg(name="corruption")] = field(default_factory=CorruptionSettings)
+    attack: Annotated[AttackSettings, arg(name="attack")] = field(default_factory=AttackSettings)
+    occlusion: Annotated[OcclusionSettings, arg(name="occlusion")] = field(default_factory=OcclusionSettings)

@@ -1,4 +1,4 @@
-"""The suites of `labelflow robust`: one class in one file, one line in SUITES."""
+"""The suites of `labelflow robust`: one class each, and one line in SUITES."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,72 +10,82 @@ from labelflow.robust.settings import Settings
 from labelflow.spec import known
 
 if TYPE_CHECKING:
+    from labelflow.robust.datasets import ImageSet
+    from labelflow.robust.evaluator import Evaluator
     from labelflow.robust.results import Section
-    from labelflow.robust.session import Session
-    from labelflow.robust.sets import Set
 
 
 class Suite(Protocol):
-    """Whatever could be wrong with its settings and data is told when it is made, before any work is done."""
+    """Checks its settings and data when it is created, before any model runs."""
 
     @property
     def passes(self) -> int:
-        """Forward passes of a picture, at most: what was asked before is not asked again."""
+        """Forward passes of an image, at most: cached predictions are not computed again."""
         ...
 
     def measure(self) -> "Section": ...
 
 
-def _own(found: "Set | None") -> "Set":
-    if found is None:
-        raise ValueError("this suite needs images: --data FOLDER, or runs that were evaluated on the same images")
-    return found
+def _images(dataset: "ImageSet | None") -> "ImageSet":
+    if dataset is None:
+        raise ValueError("this suite needs images: use --data FOLDER, or runs that were evaluated on the same images")
+    return dataset
 
 
 def _suite(place: str) -> Callable[..., Any]:
     return deferred(f"labelflow.robust.{place}")
 
 
-SUITES: "dict[str, Callable[[Session, Set | None, Settings], Suite]]" = {
-    "clean": lambda session, own, settings: _suite("clean:CleanImages")(session, _own(own)),
-    "natural": lambda session, own, settings: _suite("natural:Natural")(session, settings.natural),
-    "corruptions": lambda session, own, settings: _suite("corrupted:Corrupted")(session, own, settings.corrupting),
-    "occlusion": lambda session, own, settings: _suite("hidden:Occlusion")(session, _own(own), settings.hiding),
-    "salient": lambda session, own, settings: _suite("salient:Salient")(session, _own(own), settings.hiding.salient),
-    "shuffle": lambda session, own, settings: _suite("hidden:Shuffling")(session, _own(own)),
-    "calibration": lambda session, own, settings: _suite("calibration:Calibration")(session, _own(own)),
-    "attack": lambda session, own, settings: _suite("attacked:Attacked")(session, _own(own), settings.attacking),
+SUITES: "dict[str, Callable[[Evaluator, ImageSet | None, Settings], Suite]]" = {
+    "clean": lambda evaluator, images, settings: _suite("clean:CleanSuite")(evaluator, _images(images)),
+    "natural": lambda evaluator, images, settings: _suite("natural:NaturalSuite")(evaluator, settings.natural),
+    "corruptions": lambda evaluator, images, settings: _suite("corruption_suite:CorruptionSuite")(
+        evaluator, images, settings.corruption
+    ),
+    "occlusion": lambda evaluator, images, settings: _suite("occlusion:OcclusionSuite")(
+        evaluator, _images(images), settings.occlusion
+    ),
+    "salient": lambda evaluator, images, settings: _suite("occlusion:SalientSuite")(
+        evaluator, _images(images), settings.occlusion.salient
+    ),
+    "shuffle": lambda evaluator, images, settings: _suite("shuffle:ShuffleSuite")(evaluator, _images(images)),
+    "calibration": lambda evaluator, images, settings: _suite("calibration:CalibrationSuite")(
+        evaluator, _images(images)
+    ),
+    "attack": lambda evaluator, images, settings: _suite("attack_suite:AttackSuite")(
+        evaluator, _images(images), settings.attack
+    ),
 }
 
 
-def _asking_for(settings: Settings) -> dict[str, list[str]]:
-    """The flags that were given and ask for a suite."""
-    corrupting = settings.corrupting
+def _requested_by(settings: Settings) -> dict[str, list[str]]:
+    """The options that were given and belong to one suite."""
+    corruption = settings.corruption
     return {
         "natural": [flag(name) for name, folder in asdict(settings.natural).items() if folder],
-        "corruptions": [flag(name) for name in ("imagenet_c", "frost", "corruptions") if getattr(corrupting, name)],
-        "salient": ["--salient"] * bool(settings.hiding.salient),
+        "corruptions": [flag(name) for name in ("imagenet_c", "frost", "corruptions") if getattr(corruption, name)],
+        "salient": ["--salient"] if settings.occlusion.salient else [],
     }
 
 
-def choose_suites(text: str, own: "Set | None", settings: Settings) -> list[str]:
-    """The names in a text such as 'corruptions,attack'; of an empty one, all for which there are images."""
+def choose_suites(text: str, dataset: "ImageSet | None", settings: Settings) -> list[str]:
+    """The names in a text such as 'corruptions,attack'; if it is empty, all suites for which there are images."""
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names:
         chosen = list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
-        for name, given in _asking_for(settings).items():
+        for name, given in _requested_by(settings).items():
             if given and name not in chosen:
-                raise ValueError(f"{given[0]} is for the suite {name}, which --suite {text} leaves out")
+                raise ValueError(f"{given[0]} is an option of the {name} suite, which --suite {text} leaves out")
         return chosen
-    without = {  # what they need is not given
-        "natural": not _asking_for(settings)["natural"],
-        "corruptions": own is None and not settings.corrupting.imagenet_c,
-        "salient": own is None or not settings.hiding.salient,
+    impossible = {
+        "natural": not _requested_by(settings)["natural"],
+        "corruptions": dataset is None and not settings.corruption.imagenet_c,
+        "salient": dataset is None or not settings.occlusion.salient,
     }
-    chosen = [name for name in SUITES if not without.get(name, own is None)]
+    chosen = [name for name in SUITES if not impossible.get(name, dataset is None)]
     if not chosen:
         raise ValueError(
-            "there are no images to ask about: give --data FOLDER, --imagenet-v2 FOLDER, … or runs that were evaluated "
-            "on the same images"
+            "no images to evaluate on: use --data FOLDER, --imagenet-v2 FOLDER, …, or runs that were evaluated on the "
+            "same images"
         )
     return chosen

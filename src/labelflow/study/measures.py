@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 
 from labelflow.classifier import wordnet_names
-from labelflow.robust.models import load_models, own_data
-from labelflow.robust.session import Session
-from labelflow.robust.sets import open_own
+from labelflow.robust.datasets import open_dataset
+from labelflow.robust.evaluator import Evaluator
+from labelflow.robust.models import evaluation_data, load_models
 from labelflow.robust.settings import Settings
 from labelflow.robust.suites import SUITES
 
 Metrics = dict[str, float]
-IMAGES, PAIRS, PICTURES = 512, 512, 1000
+IMAGES, PAIRS, SAMPLES = 512, 512, 1000
 
 
 def fluctuation(run: Path) -> Metrics:
@@ -40,24 +40,24 @@ def truth(run: Path) -> Metrics:
 
 
 def occlusion(run: Path) -> Metrics:
-    """Accuracy, the mean over 1 to 9 tenths of the cells hidden."""
-    return {"occluded_top1": _robust(run, "occlusion", "mean over 1 to 9 tenths hidden")}
+    """Mean accuracy with 10 to 90 % of the cells occluded."""
+    return {"occluded_top1": _robust(run, "occlusion", "mean top-1, 10 to 90 % occluded")}
 
 
 def corruptions(run: Path) -> Metrics:
     """Accuracy, the mean over the 15 corruptions of ImageNet-C and their severities (TL-Align, Table 6)."""
-    return {"corrupted_top1": _robust(run, "corruptions", "mean over 15 corruptions")}
+    return {"corrupted_top1": _robust(run, "corruptions", "mean top-1 over 15 corruptions")}
 
 
-def _robust(run: Path, suite: str, finding: str) -> float:
+def _robust(run: Path, suite: str, metric: str) -> float:
     device = torch.device("cpu")
     models = load_models([str(run)], device, weights="last")
-    session = Session(models, run / "answers", device, workers=0, quiet=True, samples=PICTURES)
-    data = own_data(models)
+    evaluator = Evaluator(models, run / "predictions", device, workers=0, quiet=True, samples=SAMPLES)
+    data = evaluation_data(models)
     assert data is not None
-    own = session.pick(open_own(data, True, wordnet_names(models[0].classes)))
-    section = SUITES[suite](session, own, Settings()).measure()
-    (value,) = next(one.values for one in section.findings if one.name == finding)
+    dataset = evaluator.subsample(open_dataset(data, True, wordnet_names(models[0].classes)))
+    section = SUITES[suite](evaluator, dataset, Settings()).measure()
+    (value,) = next(own.values for own in section.metrics if own.name == metric)
     return float(value)
 
 

@@ -1,4 +1,4 @@
-"""Image classification: the recipe, and what the engine needs to run it.
+"""Image classification: what the engine needs to run a recipe.
 
 Shapes: B batch, C classes.
 """

@@ -82,9 +82,9 @@ class SegmentRecipe(BaseRecipe):
     stride: int = 0
     """How far windows are apart; 0: two thirds of one."""
     scales: tuple[float, ...] = (1.0,)
-    """Sizes to ask at in evaluation, whose answers are averaged. The papers' multi-scale test: 0.75 1 1.25 1.5 1.75."""
+    """Test-time scales, whose scores are averaged, such as 0.75 1 1.25 1.5 1.75 (Token Labeling's)."""
     flips: bool = False
-    """In evaluation, ask about the mirrored image, too."""
+    """In evaluation, average with the scores of the flipped image."""
     data: SegmentData = field(default_factory=SegmentData)
     training: Training = field(default_factory=Training)
 
@@ -118,9 +118,9 @@ class DetectRecipe(BaseRecipe):
     long_side: int = 1333
     """… or their longer side that long, whichever is less."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Mean of the colour channels, taken off."""
+    """Per-channel mean, which is subtracted."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Spread of the colour channels, divided by."""
+    """Per-channel standard deviation, which is divided by."""
     sizes: Sizes = field(default_factory=Sizes)
     data: DetectData = field(default_factory=DetectData)
     training: Training = field(default_factory=Training)

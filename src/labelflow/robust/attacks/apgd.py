@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labelflow.robust.attacks.ball import Ball, wide
 from labelflow.robust.attacks.losses import Objective, cross_entropy, cross_entropy_targeted, dlr, dlr_targeted
-from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Batch, Draws, Found, Victim, at_least, attempts
+from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Adversarial, Batch, Draws, Victim, at_least, attempts
 from labelflow.spec import known
 
 LOSSES: dict[str, Objective] = {"ce": cross_entropy, "dlr": dlr}
@@ -32,11 +32,11 @@ class APGD:
 
     def passes(self, classes: int) -> int:
         if self.loss == "dlr" and classes < 3:
-            raise ValueError(f"the DLR loss needs 3 classes or more, there are {classes}; apgd_ce does without")
+            raise ValueError(f"the DLR loss needs at least 3 classes, not {classes}; use apgd_ce")
         return FORWARD + self.restarts * (self.steps + 1) * GRADIENT
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             start = ball.sample(batch.images, batch.generators(Draws.APGD, restart))
             return ascend(victim, batch, ball, LOSSES[self.loss], targets, start, self.steps)
 
@@ -58,7 +58,7 @@ class TargetedAPGD:
         return FORWARD + min(self.targets, classes - 1) * self.restarts * (self.steps + 1) * GRADIENT
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             start = ball.sample(batch.images, batch.generators(Draws.APGD_T, restart, rank))
             return ascend(victim, batch, ball, by_classes, targets, start, self.steps)
 
@@ -117,7 +117,7 @@ class Climb:
 
 def ascend(
     victim: Victim, batch: Batch, ball: Ball, objective: Objective, targets: Tensor, start: Tensor, steps: int
-) -> Found:
+) -> Adversarial:
     """Algorithm 1. An image stops as soon as it is fooled."""
     slope = victim.slope(start, objective, batch.labels, targets)
     none = torch.zeros_like(batch.labels)
@@ -154,7 +154,7 @@ def ascend(
         slope = victim.slope(climb.point, objective, climb.labels, climb.targets)
         note(climb, slope.value, slope.gradient)
     moved[climb.rows] = climb.best_point
-    return Found(moved, fooled)
+    return Adversarial(moved, fooled)
 
 
 def move(climb: Climb, ball: Ball, momentum: bool) -> None:

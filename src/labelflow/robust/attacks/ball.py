@@ -27,7 +27,7 @@ class Ball:
         if self.norm not in NORMS:
             raise ValueError(f"there is no norm {self.norm!r}; there are {' and '.join(NORMS)}")
         if not 0 < self.radius < float("inf"):
-            raise ValueError(f"the radius of a ball is above 0, as 4/255 is; not {self.radius}")
+            raise ValueError(f"the radius must be above 0, such as 4/255, not {self.radius}")
 
     def length(self, move: Tensor) -> Tensor:
         """(B, ...) -> (B,): how long each move is in this norm."""

@@ -42,7 +42,7 @@ def auto_attack(classes: int) -> Plan:
     (['apgd_ce', 'apgd_t', 'fab_t', 'square'], [])
     """
     if classes < 2:
-        raise ValueError(f"an attack needs two classes or more, there are {classes}")
+        raise ValueError(f"attacks need at least two classes, not {classes}")
     attacks: list[tuple[str, Attack]] = [
         *(("apgd_ce", APGD("ce")), ("apgd_t", TargetedAPGD())),
         *(("fab_t", TargetedFAB()), ("square", Square())),
@@ -66,10 +66,10 @@ def run_attacks(
     ball: Ball,
     tick: Callable[[int], None] = lambda passes: None,
 ) -> Outcome:
-    """Which attack each image falls to first. The model maps images in [0, 1] to logits, and is asked in eval mode.
+    """Which attack each image falls to first. The model maps images in [0, 1] to logits, and runs in eval mode.
 
-    An image has fallen if the model is wrong on the moved image, asked once more at the end of the attack.
-    tick: hears of forward passes of an image, which are `most_passes` at most for each.
+    An image has fallen if the model is wrong on the moved image, in a forward pass of its own after the attack.
+    tick: called with the number of forward passes of an image, in total at most `most_passes` for each.
 
     >>> model = lambda images: torch.stack([images.mean((1, 2, 3)), 1 - images.mean((1, 2, 3))], 1)
     >>> grey = Batch(torch.full((2, 3, 8, 8), 0.55), torch.tensor([0, 1]), keys=[0, 1])
@@ -82,7 +82,7 @@ def run_attacks(
         logits = victim.logits(batch.images)
         classes = logits.shape[1]
         if not ((batch.labels >= 0) & (batch.labels < classes)).all():
-            raise ValueError(f"labels are from 0 to {classes - 1}, the model's classes; not {batch.labels.tolist()}")
+            raise ValueError(f"labels must be from 0 to {classes - 1} for this model, not {batch.labels.tolist()}")
         fallen = torch.where(logits.argmax(1) == batch.labels, SURVIVES, WRONG_BEFORE)
         images = batch.images.clone()
         for number, (_, attack) in enumerate(attacks, 1):
@@ -103,8 +103,10 @@ def check(batch: Batch) -> None:
     """A ValueError if these are not images in [0, 1] with a label and a key each."""
     images, labels, keys, _ = batch
     if images.ndim != 4 or not images.is_floating_point():
-        raise ValueError(f"images are floats (B, channels, height, width), not {images.dtype} {tuple(images.shape)}")
+        raise ValueError(
+            f"images must be floats (B, channels, height, width); got {images.dtype} {tuple(images.shape)}"
+        )
     if not ((images >= 0) & (images <= 1)).all():
-        raise ValueError("images are in [0, 1]: the attacked model normalises them itself")
+        raise ValueError("images must be in [0, 1]; the attacked model should normalise them itself")
     if labels.shape != images.shape[:1] or len(keys) != len(images):
         raise ValueError(f"{len(images)} images need as many labels and keys, not {len(labels)} and {len(keys)}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from labelflow.robust.attacks.ball import Ball, wide
 from labelflow.robust.attacks.losses import margin, towards
 from labelflow.robust.attacks.plane import way_to_plane
-from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Batch, Draws, Found, Victim, at_least, attempts
+from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Adversarial, Batch, Draws, Victim, at_least, attempts
 
 SEARCHES = 3  # steps of the search along the line, at the end
 
@@ -40,7 +40,7 @@ class TargetedFAB:
         return FORWARD + attempts * (self.steps * (GRADIENT + FORWARD) + (SEARCHES + 2) * FORWARD)
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             start = batch.images
             if restart:
                 half = Ball(ball.norm, ball.radius / 2)
@@ -49,13 +49,13 @@ class TargetedFAB:
 
         return attempts(victim, batch, attempt, targets=self.targets, restarts=self.restarts)
 
-    def _approach(self, victim: Victim, batch: Batch, ball: Ball, targets: Tensor, start: Tensor) -> Found:
+    def _approach(self, victim: Victim, batch: Batch, ball: Ball, targets: Tensor, start: Tensor) -> Adversarial:
         """Steps to the boundary as it looks from here, and back towards the clean image from behind it.
 
         An image stops as soon as a point inside the ball fools the model.
         """
-        found = batch.images.clone()
-        nearest = batch.images.new_full((len(start),), torch.inf)  # how far the found ones are
+        best = batch.images.clone()
+        nearest = batch.images.new_full((len(start),), torch.inf)  # how far the best ones are
         point = start.clone()
         rows = torch.arange(len(start), device=start.device)  # whose nearest point is outside the ball
         for _ in range(self.steps):
@@ -64,17 +64,17 @@ class TargetedFAB:
             fooled = victim.logits(moved).argmax(1) != labels
             distance = ball.distance(moved, clean)
             nearer = fooled & (distance < nearest[rows])
-            found[rows[nearer]], nearest[rows[nearer]] = moved[nearer], distance[nearer]
+            best[rows[nearer]], nearest[rows[nearer]] = moved[nearer], distance[nearer]
             point[rows] = torch.where(wide(fooled), clean + self.back * (moved - clean), moved)
             rows = rows[nearest[rows] > ball.radius]
             if not len(rows):
                 break
         rows = rows[nearest[rows].isfinite()]
         if len(rows):
-            found[rows] = search(victim, found[rows], batch.images[rows], batch.labels[rows])
-            nearest[rows] = ball.distance(found[rows], batch.images[rows])
+            best[rows] = search(victim, best[rows], batch.images[rows], batch.labels[rows])
+            nearest[rows] = ball.distance(best[rows], batch.images[rows])
         inside = nearest <= ball.radius
-        return Found(torch.where(wide(inside), found, batch.images), inside)
+        return Adversarial(torch.where(wide(inside), best, batch.images), inside)
 
     def _step(
         self, victim: Victim, point: Tensor, clean: Tensor, labels: Tensor, targets: Tensor, ball: Ball

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labelflow.robust.attacks.ball import Ball
 from labelflow.robust.attacks.losses import cross_entropy
-from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Batch, Draws, Found, Victim, at_least, attempts
+from labelflow.robust.attacks.victim import FORWARD, GRADIENT, Adversarial, Batch, Draws, Victim, at_least, attempts
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class FGSM:
         return 2 * FORWARD + GRADIENT
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             return descend(victim, batch, ball, batch.images, steps=1, size=ball.radius)
 
         return attempts(victim, batch, attempt)
@@ -38,14 +38,14 @@ class PGD:
         return FORWARD + self.restarts * (self.steps * GRADIENT + FORWARD)
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             start = ball.sample(batch.images, batch.generators(Draws.PGD, restart))
             return descend(victim, batch, ball, start, self.steps, 2.5 * ball.radius / self.steps)
 
         return attempts(victim, batch, attempt, restarts=self.restarts)
 
 
-def descend(victim: Victim, batch: Batch, ball: Ball, start: Tensor, steps: int, size: float) -> Found:
+def descend(victim: Victim, batch: Batch, ball: Ball, start: Tensor, steps: int, size: float) -> Adversarial:
     """Steps of one size towards a higher cross-entropy. An image stops as soon as it is fooled."""
     moved = start.clone()
     rows = torch.arange(len(start), device=start.device)  # those that are not fooled yet
@@ -57,4 +57,4 @@ def descend(victim: Victim, batch: Batch, ball: Ball, start: Tensor, steps: int,
         if not len(rows):
             break
         moved[rows] = ball.project(moved[rows] + size * ball.steepest(gradient), batch.images[rows])
-    return Found(moved, victim.logits(moved).argmax(1) != batch.labels)
+    return Adversarial(moved, victim.logits(moved).argmax(1) != batch.labels)

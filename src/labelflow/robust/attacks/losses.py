@@ -34,7 +34,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 def dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """-(z_y - max_{i≠y} z_i) / (z_π1 - z_π3), blind to the scale of the logits (Croce & Hein 2020, Eq. 6)."""
     if logits.shape[1] < 3:
-        raise ValueError(f"the DLR loss needs 3 classes or more, there are {logits.shape[1]}; take cross-entropy")
+        raise ValueError(f"the DLR loss needs at least 3 classes, not {logits.shape[1]}; use the cross-entropy")
     top = logits.topk(3).values
     return margin(logits, labels) / (top[:, 0] - top[:, 2]).clamp(min=1e-12)
 
@@ -42,7 +42,7 @@ def dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
 def dlr_targeted(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     """-(z_y - z_t) / (z_π1 - (z_π3 + z_π4) / 2) (Croce & Hein 2020, Eq. 7)."""
     if logits.shape[1] < 4:
-        raise ValueError(f"the targeted DLR loss needs 4 classes or more, there are {logits.shape[1]}")
+        raise ValueError(f"the targeted DLR loss needs at least 4 classes, not {logits.shape[1]}")
     top = logits.topk(4).values
     return towards(logits, labels, targets) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2).clamp(min=1e-12)
 

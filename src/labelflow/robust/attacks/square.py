@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labelflow.robust.attacks.ball import Ball, wide
 from labelflow.robust.attacks.losses import margin
-from labelflow.robust.attacks.victim import FORWARD, Batch, Draws, Found, Victim, at_least, attempts
+from labelflow.robust.attacks.victim import FORWARD, Adversarial, Batch, Draws, Victim, at_least, attempts
 
 HALVED_AFTER = 10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000  # queries
 TILES = 5  # along the shorter side, in the first point of l2
@@ -27,18 +27,18 @@ class Square:
     def __post_init__(self) -> None:
         at_least(1, queries=self.queries, restarts=self.restarts)
         if not 0 < self.part <= 1:
-            raise ValueError(f"part, of an image's area, is above 0 and at most 1, not {self.part}")
+            raise ValueError(f"part, a fraction of the image's area, must be above 0 and at most 1, not {self.part}")
 
     def passes(self, classes: int) -> int:
         return FORWARD + self.restarts * (self.queries + 1) * FORWARD
 
     def __call__(self, victim: Victim, batch: Batch, ball: Ball) -> Tensor:
-        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Found:
+        def attempt(batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial:
             return self._search(victim, batch, ball, batch.generators(Draws.SQUARE, restart))
 
         return attempts(victim, batch, attempt, restarts=self.restarts)
 
-    def _search(self, victim: Victim, batch: Batch, ball: Ball, generators: list[torch.Generator]) -> Found:
+    def _search(self, victim: Victim, batch: Batch, ball: Ball, generators: list[torch.Generator]) -> Adversarial:
         """An image stops as soon as it is fooled."""
         start, propose = (stripes, repaint) if ball.norm == "linf" else (tiles, shift)
         channels, height, width = batch.images.shape[1:]
@@ -61,7 +61,7 @@ class Square:
             better = new > value
             value, point = torch.where(better, new, value), torch.where(wide(better), candidate, point)
             moved[rows] = point
-        return Found(moved, victim.logits(moved).argmax(1) != batch.labels)
+        return Adversarial(moved, victim.logits(moved).argmax(1) != batch.labels)
 
 
 def area(part: float, query: int) -> float:

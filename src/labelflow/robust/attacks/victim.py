@@ -1,4 +1,4 @@
-"""What attacks share: the model they ask, the images they start from, and attempts one after another.
+"""What attacks share: the attacked model, the images they start from, and attempts one after another.
 
 B batch, C classes.
 """
@@ -17,7 +17,7 @@ from labelflow.robust.attacks.ball import Ball
 from labelflow.robust.attacks.losses import Objective
 
 ATTACK = 100  # the purpose of an attack's draws, beside those of labelflow.chance.Purpose
-FORWARD, GRADIENT = 1, 3  # what asking costs, in forward passes
+FORWARD, GRADIENT = 1, 3  # what each costs, in forward passes
 
 
 class Draws(IntEnum):
@@ -59,7 +59,7 @@ class Slope(NamedTuple):
 
 
 class Victim:
-    """A model from images in [0, 1] to logits. `tick` hears what each question cost, in forward passes of an image."""
+    """A model from images in [0, 1] to logits. `tick` is called with each cost, in forward passes of an image."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], tick: Callable[[int], None] = lambda cost: None) -> None:
         self.model, self.tick = model, tick
@@ -67,30 +67,30 @@ class Victim:
     def logits(self, images: Tensor) -> Tensor:
         """(B, C), without a gradient."""
         with torch.no_grad():
-            return self._ask(images, FORWARD)
+            return self._forward(images, FORWARD)
 
     def slope(self, images: Tensor, objective: Objective, labels: Tensor, targets: Tensor) -> Slope:
-        """An objective and how it rises. The parameters' `.grad` stays as it is."""
+        """An objective and how it rises. The parameters' `.grad` is unchanged."""
         with torch.enable_grad():
             images = images.detach().clone().requires_grad_()
-            logits = self._ask(images, GRADIENT)
+            logits = self._forward(images, GRADIENT)
             if not logits.requires_grad:
-                raise ValueError("the model has no gradient with respect to its images; only square attacks it then")
+                raise ValueError("the model has no gradient with respect to its images; only square does without")
             value = objective(logits, labels, targets)
             (gradient,) = torch.autograd.grad(value.sum(), images)
         return Slope(value.detach(), gradient.nan_to_num(0, 0, 0), logits.detach())
 
-    def _ask(self, images: Tensor, cost: int) -> Tensor:
+    def _forward(self, images: Tensor, cost: int) -> Tensor:
         logits = self.model(images)
         if logits.ndim != 2 or logits.shape[1] < 2:
             raise ValueError(f"an attack needs logits of at least two classes, (B, C); the model's: {logits.shape}")
         if not logits.isfinite().all():
-            raise ValueError("the model's logits are not finite (NaN or infinite): how robust it is cannot be told")
+            raise ValueError("the model's logits are not finite (NaN or infinite), so it cannot be attacked")
         self.tick(cost * len(images))
         return logits
 
 
-class Found(NamedTuple):
+class Adversarial(NamedTuple):
     """Moved images, and which of them (B,) the model gets wrong."""
 
     images: Tensor
@@ -109,13 +109,13 @@ class Attack(Protocol):
 class Attempt(Protocol):
     """One try on images, given a wrong class for each (B,); draws differ by rank and restart."""
 
-    def __call__(self, batch: Batch, targets: Tensor, rank: int, restart: int) -> Found: ...
+    def __call__(self, batch: Batch, targets: Tensor, rank: int, restart: int) -> Adversarial: ...
 
 
 def attempts(victim: Victim, batch: Batch, attempt: Attempt, *, targets: int = 1, restarts: int = 1) -> Tensor:
     """Attempts for each wrong class in turn, each on the images that the ones before it could not fool.
 
-    Images that the model gets wrong already stay as they are.
+    Images that the model gets wrong already are unchanged.
     """
     moved = batch.images.clone()
     logits = victim.logits(batch.images)  # (B, C)
@@ -124,9 +124,9 @@ def attempts(victim: Victim, batch: Batch, attempt: Attempt, *, targets: int = 1
         if not len(rows):
             break
         remaining = batch.at(rows)
-        found = attempt(remaining, target(logits[rows], remaining.labels, rank), rank, restart)
-        moved[rows] = found.images
-        rows = rows[~found.fooled]
+        adversarial = attempt(remaining, target(logits[rows], remaining.labels, rank), rank, restart)
+        moved[rows] = adversarial.images
+        rows = rows[~adversarial.fooled]
     return moved
 
 
@@ -144,7 +144,7 @@ def at_least(least: int, **settings: int) -> None:
     """A ValueError if one of the settings is below what it has to be."""
     for name, value in settings.items():
         if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} is a whole number from {least} on, not {value}")
+            raise ValueError(f"{name} must be an integer of at least {least}, not {value}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ __all__ = [
     "EXTRA",
     "GROUPS",
     "IMAGENET_C",
+    "SMALLEST",
     "STYLES",
     "check_installed",
     "corrupt",
@@ -95,11 +96,11 @@ def corrupt(
     functions = STYLES[known(style, STYLES, "style")]
     function = functions[known(name, functions, "corruption")]
     if severity not in range(1, 6):
-        raise ValueError(f"severity {severity}; there are 1, 2, 3, 4 and 5")
+        raise ValueError(f"severity must be 1, 2, 3, 4 or 5, not {severity}")
     if not isinstance(image, ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        found = f"{image.dtype} {image.shape}" if isinstance(image, ndarray) else type(image).__name__
-        raise ValueError(f"an image must be an array of uint8, (height, width, 3), not {found}")
+        given = f"{image.dtype} {image.shape}" if isinstance(image, ndarray) else type(image).__name__
+        raise ValueError(f"an image must be an array of uint8, (height, width, 3), not {given}")
     if min(image.shape[:2]) < SMALLEST:
-        raise ValueError(f"an image of {image.shape[1]}×{image.shape[0]}; corruptions need {SMALLEST} pixels or more")
+        raise ValueError(f"corruptions need at least {SMALLEST} pixels, not {image.shape[1]}×{image.shape[0]}")
     corrupted = function(image, int(severity), random, **({"folder": frost} if name == "frost" else {}))
     return digital.jpeg(corrupted, SAVED) if style == "imagenet_c" else corrupted

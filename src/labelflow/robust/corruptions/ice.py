@@ -20,7 +20,7 @@ def textures_in(folder: str | Path) -> list[str]:
     files = [Path(folder) / name for name in FILES]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ValueError(f"a folder of frost's textures has {', '.join(FILES)}; {folder} lacks {', '.join(missing)}")
+        raise ValueError(f"a folder of frost textures needs {', '.join(FILES)}; {folder} lacks {', '.join(missing)}")
     return list(map(str, files))
 
 
@@ -48,7 +48,7 @@ def read_texture(file: str) -> ndarray:
     """A photograph, RGB."""
     pixels = opencv().imread(file) if Path(file).is_file() else None
     if pixels is None:
-        raise ValueError(f"{file} is no image that can be read; a folder for frost has {', '.join(FILES)}")
+        raise ValueError(f"cannot read {file}; a folder of frost textures needs {', '.join(FILES)}")
     return np.ascontiguousarray(pixels[..., ::-1])
 
 

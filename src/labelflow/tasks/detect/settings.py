@@ -44,7 +44,7 @@ class DetectData:
     workers: int = -1
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
-    """How many images that cannot be read are skipped, and told, before the run stops."""
+    """Skip and report up to this many unreadable images; one more stops the run."""
 
     def __post_init__(self) -> None:
         if not self.sides or min(self.sides) < 1 or self.longest < 1:

@@ -1,4 +1,4 @@
-"""Detection and instance segmentation: the recipe, and what the engine needs to run it."""
+"""Detection and instance segmentation: what the engine needs to run a recipe."""
 
 from collections.abc import Callable
 from typing import Any

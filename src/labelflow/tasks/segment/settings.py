@@ -42,13 +42,13 @@ class SegmentData:
     photometric: bool = True
     """Whether brightness, contrast, saturation and hue change at random."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Mean of the colour channels, taken off."""
+    """Per-channel mean, which is subtracted."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Spread of the colour channels, divided by."""
+    """Per-channel standard deviation, which is divided by."""
     workers: int = -1
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
-    """How many samples that cannot be read are skipped, and told, before the run stops."""
+    """Skip and report up to this many unreadable samples; one more stops the run."""
 
     def __post_init__(self) -> None:
         if self.crop < 1 or not 1 <= self.short <= self.long:
@@ -62,7 +62,7 @@ class SegmentData:
 
 @dataclass(frozen=True)
 class Inference:
-    """How a model is asked."""
+    """How a model is evaluated."""
 
     short: int = 512
     """Images are resized until their shorter side is this long, …"""
@@ -73,9 +73,9 @@ class Inference:
     stride: int = 0
     """How far windows are apart; 0: two thirds of one."""
     scales: tuple[float, ...] = (1.0,)
-    """Sizes to ask at, as parts of the above. The scores are averaged."""
+    """Test-time scales, relative to the above; scores are averaged."""
     flips: bool = False
-    """Ask about the mirrored image, too."""
+    """Average with the scores of the flipped image."""
 
     def __post_init__(self) -> None:
         if self.short < 1 or self.long < self.short:

@@ -1,4 +1,4 @@
-"""Semantic segmentation: the recipe, and what the engine needs to run it.
+"""Semantic segmentation: what the engine needs to run a recipe.
 
 Shapes: B batch, C classes, H×W pixels.
 """

@@ -1,0 +1,211 @@
+"""Labelled images to evaluate models on: a run's own, a folder's, or a published test set for ImageNet models."""
+
+import csv
+import hashlib
+import os
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from labelflow.chance import generator
+from labelflow.classifier import wordnet_names
+from labelflow.data import Data, Source, Stream, World, open_source
+from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
+from labelflow.data.sources import SOURCES
+
+FINGERPRINTED = 64  # images that identify a data set that is not made of files
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images, and labels that index `classes`. Predictions are restricted to these classes."""
+
+    name: str
+    source: Source
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    cropped: bool = False  # its images are centre crops already
+    label_sets: Sequence[frozenset[int]] = ()  # where an image may have several correct labels, or none
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """Of each image's contents, regardless of its path and its label."""
+        return _hashes(self.source, range(len(self.source)))
+
+    @cached_property
+    def key(self) -> str:
+        return digest(*self.hashes)
+
+    @cached_property
+    def seeds_key(self) -> str:
+        """Identifies the images' seeds, which come from their names."""
+        return digest(*(self.source.key(index) for index in range(len(self.source))))
+
+    @cached_property
+    def labels(self) -> list[int] | None:
+        """Of all images; None if the images would have to be loaded for it."""
+        samples = _samples(self.source)
+        return None if samples is None else [label for _, label in samples]
+
+
+class Subset:
+    """Some samples of a source."""
+
+    def __init__(self, source: Source, indices: Sequence[int]) -> None:
+        self.source, self.indices, self.classes = source, indices, source.classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        return self.source.load(self.indices[index])
+
+    def name(self, index: int) -> str:
+        return self.source.name(self.indices[index])
+
+    def key(self, index: int) -> str:
+        return self.source.key(self.indices[index])
+
+
+def open_dataset(data: Data, from_run: bool, classes: tuple[str, ...]) -> ImageSet:
+    """The images to evaluate on: the validation split if the data is that of a run, all images of another folder.
+
+    A folder holds `val/CLASS/…`, `CLASS/…`, or `labels.csv` (file, class) with the images beside or below it.
+    """
+    root = Path(data.source)
+    if from_run or data.source.partition("/")[0].partition("(")[0] in SOURCES:
+        source = open_source(data, "val")
+        if isinstance(source, Stream):
+            raise ValueError(f"{data.source} is a stream, which cannot be evaluated here; use a folder or hfds/NAME")
+        return ImageSet(data.source, source, wordnet_names(source.classes))
+    if (root / "labels.csv").exists():
+        return ImageSet(data.source, _read_csv(root, classes), classes)
+    source = open_folder(root)
+    return ImageSet(data.source, source, tuple(source.classes))
+
+
+def open_folder(root: Path) -> Listed:
+    """Every image of `root/val/CLASS/…` or `root/CLASS/…`."""
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}")
+    root = first_folder(root, SPLITS["val"]) or root
+    names = class_folders(root)
+    return list_images(root, names, {name: label for label, name in enumerate(names)})
+
+
+def class_folders(root: Path) -> list[str]:
+    """The names of its folders, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+
+
+def list_images(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -> Listed:
+    """The images of class folders, some of which may be missing. folders: the label of each."""
+    samples = [
+        (str(root / folder / file), label) for folder, label in folders.items() for file in image_files(root / folder)
+    ]
+    if not samples:
+        raise ValueError(f"{root} has no images in class folders; it should hold one folder of images for each class")
+    return Listed(root, samples, classes)
+
+
+def _read_csv(root: Path, classes: tuple[str, ...]) -> Listed:
+    """`labels.csv` has the class of each file: its name or, unless a name is itself a number, its index."""
+    table = root / "labels.csv"
+    try:
+        with open(table, newline="", encoding="utf-8-sig") as file:
+            rows = [(row.get("file"), row.get("class")) for row in csv.DictReader(file)]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{table} is not UTF-8: {error}") from None
+    files = image_files(root)
+    paths = {path: path for path in files}
+    for path in files:
+        paths.setdefault(os.path.basename(path), path)  # the file name alone is enough if it is unique
+    ambiguous = {name for name, count in Counter(map(os.path.basename, files)).items() if count > 1} - set(files)
+    labels = {name: label for label, name in enumerate(classes)}
+    if not any(name.isdecimal() for name in classes):
+        labels |= {str(label): label for label in range(len(classes))}
+    lost = sorted({str(name) for name, _ in rows if name not in paths or name in ambiguous})
+    unknown = sorted({str(label) for _, label in rows if label not in labels})
+    if not rows or lost == unknown == ["None"]:
+        raise ValueError(f"{table} should have the header 'file,class' and a row for each image")
+    if lost:
+        raise ValueError(f"{table} names missing or ambiguous files: {shorten(lost)}")
+    if unknown:
+        raise ValueError(f"{table} names classes that the models don't have: {shorten(unknown)}")
+    samples = sorted((str(root / paths[str(name)]), labels[str(label)]) for name, label in rows)
+    if len({path for path, _ in samples}) < len(samples):
+        raise ValueError(f"{table} names a file twice")
+    return Listed(root, samples, classes)
+
+
+def subsample(dataset: ImageSet, samples: int, seed: int) -> ImageSet:
+    """A random sample of the images, in their original order; 0: all."""
+    if not samples or samples >= len(dataset.source):
+        return dataset
+    order = torch.randperm(len(dataset.source), generator=generator(seed)).tolist()
+    return subset(dataset, sorted(order[:samples]))
+
+
+def subset(dataset: ImageSet, indices: Sequence[int]) -> ImageSet:
+    label_sets = [dataset.label_sets[index] for index in indices] if dataset.label_sets else ()
+    return replace(dataset, source=Subset(dataset.source, indices), label_sets=label_sets)
+
+
+def digest(*parts: str) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hasher.update(f"{len(part)} {part}".encode("utf-8", "surrogatepass"))
+    return hasher.hexdigest()
+
+
+def image_seed(source: Source, index: int) -> int:
+    """An image's own seed: the same in any subset."""
+    return zlib.crc32(source.key(index).encode("utf-8", "surrogatepass"))
+
+
+def hash_files(paths: Sequence[str]) -> list[str]:
+    """Of their contents."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        return list(pool.map(_hash_file, paths))
+
+
+def _hashes(source: Source, indices: Sequence[int]) -> list[str]:
+    """Of the contents of images; if they are not files, of the data set and their index."""
+    if isinstance(source, Subset):
+        return _hashes(source.source, [source.indices[index] for index in indices])
+    if isinstance(source, Listed):
+        return hash_files([source.samples[index][0] for index in indices])
+    fingerprint = str(vars(source)) if isinstance(source, World) else _fingerprint(source)
+    return [f"{fingerprint} {index}" for index in indices]
+
+
+def _fingerprint(source: Source) -> str:
+    """Of a data set that is not made of files: a few images distinguish it from others of the same name and length."""
+    step = max(1, len(source) // FINGERPRINTED)
+    loaded = [source.load(index) for index in range(0, len(source), step)]
+    hashes = [digest(str(label), str(image.size), image.tobytes().hex()) for image, label in loaded]
+    fingerprint = getattr(getattr(source, "dataset", None), "_fingerprint", "")  # Hugging Face's own
+    return digest(source.name(0), str(len(source)), str(fingerprint), *hashes)
+
+
+def _samples(source: Source) -> list[tuple[str, int]] | None:
+    """Files and their labels; None if it is not made of files."""
+    if isinstance(source, Subset):
+        samples = _samples(source.source)
+        return None if samples is None else [samples[index] for index in source.indices]
+    return source.samples if isinstance(source, Listed) else None
+
+
+def _hash_file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:  # reported when the image is loaded
+        return f"unreadable: {error.strerror}"

@@ -1,0 +1,386 @@
+"""The papers' figures: their numbers against direct computing, and what a user of the command sees."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+import labelflow as lf
+from labelflow.analysis.images import evaluation_data, images_of, pairs_of
+from labelflow.analysis.presence import presence
+from labelflow.analysis.ratio import layer_ratios
+from labelflow.analysis.rmse import alignment_rmse
+from labelflow.classifier import load
+from labelflow.cli import main
+from labelflow.commands.figure import split
+from labelflow.data import open_source
+from labelflow.engine.run import Run
+from labelflow.figures import (
+    FIGURES,
+    FigureRequest,
+    aligned,
+    annotators,
+    dense,
+    mixing,
+    mixtoken,
+    ratio,
+    relevance,
+    rmse,
+)
+from labelflow.figures.base import as_json
+from labelflow.labels import Store
+from labelflow.recipes import find
+from labelflow.tasks import Annotate, annotate_data, train_run
+from labelflow.tasks.recipe import read_recipe
+
+MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)=random"
+WORLD = "world(train=16, val=24)"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of a tiny ViT, and of a tiny LV-ViT with the first one's labels."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny = find("quickstart").recipe.change(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        image_size=32,
+        source=WORLD,
+        batch=8,
+        micro_batch=8,
+        epochs=2,
+        warmup_epochs=0,
+        workers=0,
+        keep=9,
+    )
+    train_run(tiny, folder / "vit", resume=False)
+    annotate_data(WORLD, Annotate(str(folder / "vit"), folder / "labels", workers=0))
+    lvvit = tiny.change(
+        model="lvvit_t(embed_dim=24, depth=2, num_heads=3, stem=((7, 3, 3, 4), (2, 1, 1, 4)), stem_width=8)",
+        mixer="mixtoken(alpha=1.0, patch=8)",
+        target="token_label(beta=0.5, participation=0.5)",
+        labels=str(folder / "labels"),
+    )
+    train_run(lvvit, folder / "lvvit", resume=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photos")
+    for number, size in enumerate([(60, 40), (40, 60)]):
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"photo{number}.png")
+    return sorted(folder.iterdir())
+
+
+ON_MODELS = ["rmse", "ratio", "presence", "aligned", "mixing", "dense", "mixtoken", "relevance"]
+
+
+@pytest.mark.parametrize("name", ON_MODELS)
+def test_each_figure_from_the_command(
+    name: str,
+    runs: Path,
+    photos: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a run, and of a model with one's own images: what was asked for is computed, drawn, saved and summed up."""
+    requests, results = [], []
+    compute = FIGURES[name].compute
+
+    def recorded(request: FigureRequest) -> object:
+        requests.append(request)
+        results.append(compute(request))
+        return results[-1]
+
+    monkeypatch.setattr(FIGURES[name], "compute", recorded)
+    cases = {"model": [MODEL, *map(str, photos)], "run": [str(runs / "vit"), "--count", "2"]}
+    if name == "mixing":  # which takes a while: once
+        cases.pop("run")
+    for stem, arguments in cases.items():
+        assert main(["figure", name, *arguments, "--out", str(tmp_path / stem)]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(FIGURES[name].summary(results[-1]))
+        assert f"look at it     {tmp_path / stem}.png" in printed
+        with Image.open(tmp_path / f"{stem}.png") as picture:
+            assert min(picture.size) > 200
+            assert len(picture.convert("RGB").getcolors(2**24)) > 50  # not blank
+        assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
+        assert json.loads((tmp_path / f"{stem}.json").read_text()) == as_json(results[-1])
+    shown = [(request.models, request.files, request.count) for request in requests]
+    assert shown == [((MODEL,), tuple(photos), 0), ((str(runs / "vit"),), (), 2)][: len(cases)]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "participation", "annotators"])
+def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What each run reached, over what the figure says."""
+    chosen = ["lvvit"] if name != "accuracy" else ["vit", "lvvit"]
+    assert main(["figure", name, *(str(runs / run) for run in chosen), "--out", str(tmp_path / name)]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((tmp_path / f"{name}.json").read_text())["runs"]
+    assert [row["run"] for row in rows] == chosen
+    for row in rows:
+        assert row["run"] in printed
+        assert row["top1"] == pytest.approx(Run(runs / row["run"]).metrics()[-1]["top1"])
+    recipe = read_recipe(Run(runs / "lvvit"))
+    expected = {
+        "accuracy": sum(weight.numel() for weight in load(runs / "lvvit").model.parameters()) / 1e6,
+        "participation": 50.0,  # of the fixture's recipe
+        "annotators": 100 * annotators.annotator_accuracy(Store(recipe.data.labels), recipe.data),
+    }
+    assert rows[-1]["value"] == pytest.approx(expected[name], abs=1e-4)
+
+
+def test_a_mixer_that_cannot_be_shown_is_named(monkeypatch: pytest.MonkeyPatch, photos: list[Path]) -> None:
+    mixers = {"CutMix": "cutmix(alpha=1.0)", "Attentive-CutMix": "attentive_cutmix(model='none_such')"}
+    monkeypatch.setattr(mixing, "strategies", lambda patch: mixers)
+    data = mixing.compute(FigureRequest((MODEL,), tuple(photos)))
+    assert list(data.area) == ["CutMix"]
+    assert len(data.pictures) == 3
+    assert "none_such" in data.skipped["Attentive-CutMix"]
+    assert mixing.summary(data).splitlines()[-1] == f"skipped Attentive-CutMix: {data.skipped['Attentive-CutMix']}"
+
+
+def drawn(name: str, *classifiers: str, **options: object) -> Figure:
+    return FIGURES[name].draw(FIGURES[name].compute(FigureRequest(classifiers, **options)))
+
+
+def test_everything_is_drawn(runs: Path) -> None:
+    run = str(runs / "vit")
+    assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == [1] * 2 * (4 + 2)  # a layer, a map
+    assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 10
+    assert [len(panel.images) for panel in drawn("dense", run, count=2).axes] == [1, 1, 2, 2]
+    cut, mixed = drawn("mixtoken", run).axes[2:]
+    assert len(cut.patches) == len(mixed.patches) == 16
+    many = drawn("rmse", *[MODEL] * 10, count=2).axes
+    assert len(many[0].patches) == 10  # more than there are colours
+    curve, *bars = drawn("ratio", run, count=8).axes
+    assert [len(line.get_xdata()) for line in curve.lines[:2]] == [2, 2]
+    assert [len(panel.patches) for panel in bars] == [5, 4, 6, 5]
+    maps = drawn("relevance", run, str(runs / "lvvit"), count=2, top=2).axes
+    assert [len(panel.images) for panel in maps] == [1] * 2 * (1 + 2 * 2)
+
+
+def test_presence_quantiles(runs: Path) -> None:
+    row = FIGURES["presence"].compute(FigureRequest((str(runs / "vit"),), count=2)).rows[0]
+    classifier = load(runs / "vit")
+    found = presence(classifier.model, torch.stack([seen.image for seen in images_of(classifier, 2)]))
+    for layer, direct in zip(row.layers, found, strict=True):
+        ordered = sorted(direct.values.flatten().tolist())
+        assert ordered[1] <= layer.low <= ordered[2]  # of 34 tokens, a twentieth
+        assert (ordered[16] + ordered[17]) / 2 == pytest.approx(layer.median)
+        assert layer.deviation == pytest.approx(float(np.std(direct.map.numpy())), rel=1e-4)
+        assert layer.inner is None
+
+
+def test_an_annotator_is_right_as_often_as_it_says_the_class(runs: Path) -> None:
+    recipe = read_recipe(Run(runs / "lvvit"))
+    store, source = Store(recipe.data.labels), open_source(recipe.data, "train")
+    right = 0
+    for index in range(len(source)):
+        label_map = store[source.key(index)]
+        scores = np.zeros(10)  # the mean over cells, those that are not kept being 0
+        for place in np.ndindex(label_map.classes.shape):
+            scores[label_map.classes[place]] += label_map.scores[place]
+        right += int(scores.argmax() == source.load(index)[1])
+    assert annotators.annotator_accuracy(store, recipe.data) == right / len(source)
+
+
+def test_the_average_is_followed_over_training(runs: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(Run(runs / "vit"))
+    train_run(recipe.change(ema=0.5), tmp_path / "ema", resume=False)
+    row = rmse.compute(FigureRequest((str(tmp_path / "ema"),), count=12, weights="last")).rows[0]
+    assert row.training[-1][1] == pytest.approx(row.now.tl_align, abs=1e-6)
+
+
+def test_several_models_see_the_same_images(runs: Path, tmp_path: Path) -> None:
+    """Whatever their own evaluation data are."""
+    own = read_recipe(Run(runs / "lvvit")).change(source="world(val=7, seed=3)")
+    run = Run(copytree(runs / "lvvit", tmp_path / "lvvit"))
+    run.write("recipe.json", run.read("recipe.json") | {"data": asdict(own.data)})
+    data = relevance.compute(FigureRequest((str(runs / "vit"), str(run.folder)), count=3))
+    alone = relevance.compute(FigureRequest((str(runs / "lvvit"),), count=3))
+    for row, same in zip(data.rows, alone.rows, strict=True):
+        torch.testing.assert_close(row.maps["lvvit"][0].values, same.maps["lvvit"][0].values)
+
+
+def test_random_weights_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["figure", "rmse", MODEL, "--count", "4", "--out", str(tmp_path / "x")]) == 0
+    assert f"{MODEL.removesuffix('=random')} (random weights)" in capsys.readouterr().out
+    assert "random weights" in (tmp_path / "x.json").read_text()
+
+
+def test_an_ending_is_not_written_twice(tmp_path: Path) -> None:
+    assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path / "it.png")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.png", "it.svg"]
+
+
+def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
+    request = FigureRequest((MODEL,), tuple(photos * 4), count=3)
+    assert request.images(4) == (3, tuple(photos * 4)[:3])
+    assert request.images(4, of_each=2) == (3, tuple(photos * 4)[:6])
+    assert FigureRequest((MODEL,), tuple(photos)).images(4) == (2, tuple(photos))
+    with pytest.raises(ValueError, match="600 images are too many"):
+        FigureRequest((MODEL,), tuple(photos * 300)).images(4)
+
+
+def test_every_figure_has_its_place_in_the_documentation() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "figures.md").read_text()
+    for name in FIGURES:
+        assert f"labelflow figure {name} " in page
+        assert f"](figures/{name}.png)" in page
+        assert (docs / "figures" / f"{name}.json").exists()
+
+
+def test_rmse_is_that_of_the_targets(runs: Path) -> None:
+    data = rmse.compute(FigureRequest((str(runs / "vit"),), count=12))
+    classifier = load(runs / "vit")
+    images = torch.stack([seen.image for seen in images_of(classifier, 12)])
+    mix = lf.CutMix(alpha=1.0, per_sample=True)(images, generator=rmse.generator(0, 0))
+    share = lf.Aligned(classifier.model)(mix.apply(images), mix.share)[1]
+    assert data.rows[0].now.tl_align == pytest.approx(float((share - mix.lam).square().mean().sqrt()), rel=1e-4)
+    assert alignment_rmse(classifier.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
+    epochs = [epoch for epoch, _ in data.rows[0].training]
+    assert epochs == [0.0, 1.0, 2.0]
+    assert data.rows[0].training[0][1] == pytest.approx(data.rows[0].random.tl_align)
+    best = min(abs(value - data.rows[0].now.tl_align) for _, value in data.rows[0].training[1:])
+    assert best < 1e-6  # the best weights are those of a checkpoint
+
+
+def test_ratio_distances_by_hand(runs: Path) -> None:
+    data = ratio.compute(FigureRequest((str(runs / "vit"),), count=3))
+    classifier = load(runs / "vit")
+    gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
+    truths: list[float] = []
+    for number, pair in enumerate(pairs_of(classifier, 3)):
+        mixer = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
+        mix = ratio.draw_mix(classifier, pair, mixer, number, draws=1)
+        for layer in layer_ratios(classifier.model, torch.stack([seen.image for seen in pair]), mix):
+            similarity = float(layer.similarity[0])
+            gaps["CutMix"].append(float(mix.lam[0]) - similarity)
+            gaps["TL-Align"].append(float(layer.aligned[0]) - similarity)
+            gaps["always 0.5"].append(0.5 - similarity)
+        share = mix.share[0, 0]
+        own, partner = (seen.masks[seen.name].float() for seen in pair)
+        seen_own, seen_partner = float((share * own).sum()), float(((1 - share) * partner).sum())
+        assert seen_own + seen_partner > 0
+        truths.append(float(mix.lam[0]) - seen_own / (seen_own + seen_partner))
+    for name, values in gaps.items():
+        assert data.distance[name] == pytest.approx(np.sqrt(np.mean(np.square(values))), rel=1e-4)
+    assert data.truth_distance["CutMix"] == pytest.approx(np.sqrt(np.mean(np.square(truths))), rel=1e-4)
+
+
+def test_photographs_have_no_truth(photos: list[Path]) -> None:
+    assert ratio.compute(FigureRequest((MODEL,), tuple(photos))).truth_distance == {}
+
+
+def test_the_world_knows_where_objects_are() -> None:
+    classifier = load(MODEL)
+    for seen in images_of(classifier, 6, data=evaluation_data(classifier, "world(val=6, objects=2)")):
+        assert seen.image.shape[1:] == seen.masks[seen.name].shape
+        assert 0 < seen.masks[seen.name].float().mean() < 0.6
+
+
+def test_aligned_shows_every_layer(runs: Path) -> None:
+    data = aligned.compute(FigureRequest((str(runs / "vit"),), count=2))
+    for row in data.rows:
+        assert list(row.layers) == ["blocks.0", "blocks.1"]
+        assert row.before.mean() == pytest.approx(row.area, abs=1e-5)
+        assert row.names[0] != row.names[1]
+
+
+def test_dense_labels_are_the_likeliest_classes(runs: Path) -> None:
+    row = dense.compute(FigureRequest((str(runs / "lvvit"),), count=1)).rows[0]
+    classifier = load(runs / "lvvit")
+    _, logits = classifier.model.dense_logits(images_of(classifier, 1)[0].image[None])
+    assert row.classes[1][2] == classifier.classes[int(logits[0, 6].argmax())]
+    assert sum(row.parts.values()) == pytest.approx(1)
+
+
+def test_torn_patches() -> None:
+    assert mixtoken.torn(torch.tensor([[0.0, 0.5], [1.0, 0.99]])).tolist() == [[False, True], [False, True]]
+    data = mixtoken.compute(FigureRequest((MODEL,)))
+    assert not mixtoken.torn(data.share["MixToken"]).any()
+    assert mixtoken.torn(data.share["CutMix"]).any()
+
+
+def test_relevance_says_how_much_lies_on_the_object(runs: Path) -> None:
+    request = FigureRequest((str(runs / "vit"), str(runs / "lvvit")), count=1, top=10)
+    data = relevance.compute(request)
+    assert data.models == ["vit", "lvvit"]
+    row = data.rows[0]
+    assert [one.name for one in row.maps["vit"]] != sorted(one.name for one in row.maps["vit"])
+    (known,) = [one for one in row.maps["vit"] if one.inside is not None]  # of ten classes, one is there
+    assert known.name == row.name
+    assert 0 <= known.inside <= 1
+    values, mask = torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True, False, True]])
+    assert relevance._inside(values, mask) == pytest.approx((1 + 1.5) / 4)
+    gradient = relevance.compute(replace(request, method="gradient", count=1))
+    assert not torch.allclose(gradient.rows[0].maps["vit"][0].values, row.maps["vit"][0].values)
+
+
+def test_data_as_json() -> None:
+    data = aligned.Row(("a", "b"), 0.123456789, 0.5, [("a", 1.0)], torch.zeros(1, 2), {"x": torch.ones(1, 1)}, [])
+    assert as_json(replace(data, pictures=[Image.new("RGB", (2, 2))])) == {
+        "names": ["a", "b"],
+        "area": 0.12346,
+        "arrived": 0.5,
+        "answers": [["a", 1.0]],
+        "before": [[0.0, 0.0]],
+        "layers": {"x": [[1.0]]},
+    }
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in FIGURES)
+
+
+def test_images_and_models_are_told_apart(runs: Path, photos: list[Path]) -> None:
+    given = [str(runs / "vit"), "deit_tiny_patch16_224", str(photos[0].parent), "other.JPG"]
+    assert split(given) == ((given[0], given[1]), (*photos, Path("other.JPG")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ratios"], "did you mean ratio"),
+        (["ratio"], "needs one run or model, not 0"),
+        (["rmse"], "needs 1 to 12 runs or models, not 0"),
+        (["dense", MODEL, "--count", "-1"], "must be ≥ 0, not -1"),
+        (["aligned", MODEL, "a.jpg", "b.jpg", "c.jpg"], "images come in pairs"),
+        (["dense", "vit_tiny_patch16_224(img_size=(32, 64))=random"], "does not take square colour images"),
+        (["dense", "vit_tiny_patch16_224(in_chans=1)=random"], "does not take square colour images"),
+        (["ratio", "deit_tiny_patch16_224=random", "missing.jpg"], "a pair needs two images, not missing.jpg alone"),
+        (["dense", MODEL, "missing.jpg"], "cannot read the image missing.jpg"),
+        (["ratio", "runs/nowhere"], "runs/nowhere is not a run: there is no such folder"),
+        (["ratio", MODEL, __file__], "is not an image"),
+        (["dense", "deit_tinny"], "timm has no model 'deit_tinny'"),
+        (["accuracy"], "name their folders"),
+        (["accuracy", "deit_tiny_patch16_224"], "is not a run"),
+        (["relevance", MODEL, "--top", "0"], "must be at least 1"),
+        (["relevance", MODEL, MODEL], "models must not repeat"),
+        (["relevance", "resnet18=random"], "a ViT, a DeiT or an LV-ViT"),
+        (["rmse", MODEL, "--data", "world(val=1)"], "at least two images"),
+        (["aligned", MODEL, "--mixer", "cutmixx"], "did you mean cutmix"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_runs_without_what_a_figure_compares(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure", "participation", str(runs / "vit")]) == 2
+    assert "this figure wants runs of --target 'token_label(participation=0.2)'" in capsys.readouterr().err
+    assert main(["figure", "annotators", str(runs / "vit")]) == 2
+    assert "has no dense labels" in capsys.readouterr().err
