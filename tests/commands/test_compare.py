@@ -140,7 +140,10 @@ def test_cells_of_other_code_are_reused_only_when_asked(
         (["compare", "quickstart", "cutmix"], "name at least two methods, the baseline first"),
         (["compare", "quickstart", "cutmix", "cutmix"], "methods must not repeat: cutmix cutmix"),
         (["compare", "quickstart", "cutmix", "tl_aling"], "did you mean tl_align"),
-        (["compare", "quickstart", "cutmix", "token_label"], "token_label need dense labels: labelflow annotate"),
+        (
+            ["compare", "quickstart", "cutmix", "token_label"],
+            "token_label need dense labels: make them with",
+        ),
         (
             ["compare", "quickstart", "cutmix", "a=cutmix(grid=0)/plain"],
             "grid, a patch's side in pixels, must be at least 1",
@@ -149,7 +152,7 @@ def test_cells_of_other_code_are_reused_only_when_asked(
             ["compare", "quickstart", "cutmix", "a=attentive_cutmix(init='no.pth')/plain"],
             "there is no checkpoint no.pth",
         ),
-        (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be different"),
+        (["compare", "quickstart", "cutmix", "tl_align", "--seeds", "1", "1"], "--seeds must be at least one integer"),
         (["compare", "quickstart", "cutmix", "tl_align", "--jobs", "0"], "--jobs must be at least 1"),
     ],
 )

@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, Spoil, list[str], str]] = [
         "train",
         lambda told: None,
         ["--batch", "4", "--micro-batch", "4"],
-        "batch of 4 is more than the 2 training samples",
+        "batch of 4 is larger than the 2 training samples",
     ),
     ("train", lambda told: None, ["--channels", "0"], "channels must be at least 1, not 0"),
 ]

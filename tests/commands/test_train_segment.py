@@ -56,7 +56,7 @@ REFUSED: list[tuple[Callable[[Path], object], list[str], str]] = [
     (lambda data: (data / "classes.txt").write_text("sky"), [], "2 to 255 classes of different names, not 1"),
     (lambda data: (data / "masks/val/0.png").unlink(), [], "has no masks for 0"),
     (lambda data: None, ["--micro-batch", "1"], "choose a --micro-batch of 2 or more"),
-    (lambda data: None, ["--batch", "8", "--micro-batch", "8"], "a batch of 8 is more than the 4 training samples"),
+    (lambda data: None, ["--batch", "8", "--micro-batch", "8"], "a batch of 8 is larger than the 4 training samples"),
     (lambda data: None, ["--crop", "0"], "crop, short ≤ long, must be at least 1"),
     (lambda data: None, ["--warmup-updates", "2"], "a warm-up of 2 updates is not shorter than the run (2)"),
     (lambda data: None, ["--window", "16", "--stride", "24"], "a stride must not leave gaps"),
@@ -94,7 +94,7 @@ def test_a_run_of_another_task_is_no_backbone(
     Run(run).write("model.json", {"task": entry.kind.name, "model": VIT, "classes": ["a", "b"], "samples": 4})
     Run(run).write("recipe.json", {"task": entry.kind.name, **asdict(entry.recipe)})
     line = told_in_a_line([*starting(task, folder), "--backbone", str(run), "--out", str(out)], capsys)
-    assert f"{run} is a segmenter's or detector's run; a classifier's is needed to start from" in line
+    assert f"{run} is the run of a segmenter or detector; only a classifier's weights can be used" in line
     assert not out.exists()
 
 

@@ -274,7 +274,7 @@ def test_a_resumed_annotation_does_what_is_left(
     draft.write(1, np.stack([one.scores for one in maps]), np.stack([one.classes for one in maps]))
     command = ["annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "out", "--top", 1]
     assert "is unfinished (1 of 3 shards); continue with --resume" in refused(capsys, *command)
-    assert "begun differently: seen was 'whole', not 'center(0.9)'" in refused(
+    assert "has other settings: seen was 'whole', not 'center(0.9)'" in refused(
         capsys, *command, "--resume", "--seen", "center(0.9)"
     )
     assert say(*command, "--resume") == 0
@@ -338,18 +338,18 @@ def test_mistakes_are_told_in_a_line(
     assert "is complete already" in refused(capsys, "annotate", photos, *good, "--out", labels)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
-    assert "holds other files (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
+    assert "is not empty (thesis.tex)" in refused(capsys, "annotate", photos, *good, "--out", tmp_path / "mine")
     assert "there is no folder" in refused(capsys, "annotate", tmp_path / "nowhere", *good, *out)
     assert "there is no checkpoint" in refused(capsys, "annotate", photos, *SMALL, "--weights", "no.pt", *out)
     assert "split must be train or val" in refused(capsys, "annotate", photos, *good, *out, "--split", "test")
     assert "top must be at least 1" in refused(capsys, "annotate", photos, *good, *out, "--top", 0)
-    assert "seen must be 'whole' or like" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
+    assert "seen must be 'whole' or 'center(P)'" in refused(capsys, "annotate", photos, *good, *out, "--seen", "left")
     assert "there is no package with weights of resnet10t" in refused(
         capsys, "annotate", photos, *SMALL, "--weights", "packaged", *out
     )
     torch.save(timm.create_model("convnext_atto", num_classes=2).state_dict(), tmp_path / "atto.pt")
     small = ["--model", "convnext_atto", "--weights", tmp_path / "atto.pt", "--image-size", 16]
-    assert "gives no scores at places of images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
+    assert "gives no scores per location for images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
     assert not (tmp_path / "out").exists()
 
 

@@ -103,7 +103,7 @@ def test_a_killed_run_goes_on_with_its_token_head(
     ("arguments", "message"),
     [
         (["--target", "token_label", "--labels", ""], "needs dense labels: make them with labelflow annotate"),
-        (["--target", "plain"], "makes no use of --labels"),
+        (["--target", "plain"], "does not use --labels"),
         (["--labels", "nowhere"], "there is no folder nowhere"),
         (["--auto-augment", "augmix-m3-w3"], "augmix blends several views"),
         (["--data", "world(train=24, val=8, seed=1)"], "no labels for 24 of the 24 training images"),

@@ -204,7 +204,7 @@ def check_classifier(folder: str) -> None:
     """Check that a run to initialise from is a classifier's."""
     is_run = folder and (Path(folder) / "model.json").exists()
     if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
-        raise ValueError(f"{folder} is the run of a segmenter or detector; --init needs a classifier's")
+        raise ValueError(f"{folder} is the run of a segmenter or detector; only a classifier's weights can be used")
 
 
 def weights_file(init: str) -> str:
