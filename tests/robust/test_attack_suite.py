@@ -36,9 +36,10 @@ class Brightness(nn.Module):
 @pytest.mark.parametrize("attack", ["fgsm", "pgd(steps=10)"])
 def test_an_image_falls_if_the_boundary_is_within_the_radius(tmp_path: Path, attack: str) -> None:
     images = [("dark", 90), ("dark", 120), ("dark", 99), ("dark", 103), ("light", 200), ("light", 115), ("light", 101)]
+    images.append(("light", 250))
     for number, (name, brightness) in enumerate(images):
         save_colour(tmp_path / "images" / name / f"{number}.png", brightness, brightness, brightness)
-    thresholds = {"low": 100.5, "high": 112.5}
+    thresholds = {"low": 100.5, "high": 112.5, "highest": 233.5}
     modules = {name: Brightness(threshold) for name, threshold in thresholds.items()}
     evaluator = known(modules, ("dark", "light"), tmp_path / "out")
     settings = AttackSettings((attack,), radii=(16, 1, 4), attack_batch=3)
@@ -56,7 +57,7 @@ def test_an_image_falls_if_the_boundary_is_within_the_radius(tmp_path: Path, att
     for at, name in enumerate(thresholds):
         line = [(0, row(0)[at]), *((radius, row(radius)[at]) for radius in (1, 4, 16))]
         assert section.charts[0].lines[name] == [(pytest.approx(x), y) for x, y in line]
-    assert section.notes[0].startswith("7 images")
+    assert section.notes[0].startswith("8 images")
 
 
 def test_outcomes_are_cached_by_image_and_radius(folder: Path, tmp_path: Path) -> None:
