@@ -41,7 +41,7 @@ def test_sizes_are_those_of_the_papers_or_explained(capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("_own_threads")
 def test_speeds_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("segmentation_models_pytorch")
-    monkeypatch.setattr(cascade, "DETECTIONS", 2)  # masks take most of the time
+    monkeypatch.setattr(cascade, "MAX_DETECTIONS", 2)  # masks take most of the time
     options = ["--rounds", "1", "--size", "32", "--boxes", "1", "--width", "16", "--backbone", TINY]
     load("dense_speed.py")["main"]([*options, "--out", str(tmp_path)])
     table = json.loads((tmp_path / "dense_speed.json").read_text())
