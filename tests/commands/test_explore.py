@@ -59,7 +59,7 @@ def test_models_are_tried_out_before_the_page_is_served(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda model: model.patch_embed.proj.weight.data.fill_(float("nan")), "has its training diverged"),
+        (lambda model: model.patch_embed.proj.weight.data.fill_(float("nan")), "did its training diverge"),
         (lambda model: setattr(model.patch_embed, "proj", nn.Conv2d(1, 24, 8, 8)), "square colour images.*channels"),
         (lambda model: setattr(model.patch_embed, "img_size", (32, 16)), "square colour images"),
     ],

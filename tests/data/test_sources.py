@@ -35,7 +35,7 @@ def test_the_world() -> None:
     source = open_source(Data(source="world(train=30, val=20, seed=3)", image_size=32, test_crop=1.0), "val")
     assert len(source) == 20
     assert source.load(3)[0].size == (32, 32)
-    with pytest.raises(ValueError, match="takes train, val, seed and objects"):
+    with pytest.raises(ValueError, match="takes train, val, seed, objects and scale"):
         open_source(Data(source="world(size=3)"), "train")
 
 

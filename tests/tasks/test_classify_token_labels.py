@@ -69,7 +69,7 @@ def test_every_dense_target_trains(labels: Path, tmp_path: Path, target: str, mo
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = {name for line in lines for name in line if name.startswith("loss_")}
     assert losses == ({"loss_class"} if whole else {"loss_class", "loss_tokens"})
-    assert "what the annotator saw" in (tmp_path / "report.html").read_text()
+    assert "the annotator's label maps" in (tmp_path / "report.html").read_text()
     assert plain(torch.zeros(1, 3, 64, 64)).shape == (1, 10)
 
 
