@@ -173,7 +173,7 @@ class TestRuns:
         (tmp_path / "model.json").write_text(json.dumps(card))
         with pytest.raises(ValueError, match=r"is not the run of a classifier: its model\.json has no pretrained_cfg"):
             load(tmp_path)
-        with pytest.raises(ValueError, match=r"is the run of a classifier: load it with labelflow\.classifier\.load"):
+        with pytest.raises(ValueError, match=r"is the run of a classifier: load it with labelflow\.load"):
             load_run(run)
         (tmp_path / "empty").mkdir()
         with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):

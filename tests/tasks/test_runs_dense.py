@@ -108,7 +108,7 @@ def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: p
     assert main(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
     capsys.readouterr()
-    assert page.count('alt="The truth beside the prediction"') == 6
+    assert page.count('alt="Ground truth and prediction"') == 6
     assert "no predictions" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
     extra = ["--scales", "1", "0.5", "--flips"] if kind == "segment" else []

@@ -497,7 +497,7 @@ def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
     for task in ("segment", "detect"):
         (run / "model.json").write_text(json.dumps({"task": task, "model": "deit_tiny_patch16_224(depth=4)"}))
         for arguments in ((str(run), ""), ("deit_tiny_patch16_224", str(run))):
-            with pytest.raises(ValueError, match="a classifier's is needed to start from"):
+            with pytest.raises(ValueError, match="only a classifier's weights can be used"):
                 make_levels(*arguments)
 
 
