@@ -1,8 +1,8 @@
 """Two gloo processes: DDP gives what one process gives, and sharding keeps labels exact."""
 
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.multiprocessing
 from torch.testing import assert_close
@@ -13,13 +13,17 @@ from helpers import build
 from labelflow.targets import TokenLabel
 
 
-def launch(work: Callable[[int], object], folder: Path) -> list[dict]:
-    torch.multiprocessing.spawn(workers.start, args=(work, folder, 2), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What both processes come to, for each piece of work: they are started once, which takes longest."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(workers.start, args=(folder, 2), nprocs=2)
+    ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 
 
-def test_ddp_gives_the_single_process_result(tmp_path: Path) -> None:
-    ranks = launch(workers.ddp, tmp_path)
+def test_ddp_gives_the_single_process_result(results: dict[str, list[Any]]) -> None:
+    ranks = results["ddp"]
     for family in ("vit", "swin", "pvt"):
         model = build(family)
         aligned = lf.Aligned(model)
@@ -31,8 +35,8 @@ def test_ddp_gives_the_single_process_result(tmp_path: Path) -> None:
                 assert_close(gradient, parameter.grad / 2, atol=1e-5, rtol=1e-4)
 
 
-def test_a_token_head_is_trained_by_all_processes(tmp_path: Path) -> None:
-    ranks = launch(workers.ddp_tokens, tmp_path)
+def test_a_token_head_is_trained_by_all_processes(results: dict[str, list[Any]]) -> None:
+    ranks = results["ddp_tokens"]
     torch.manual_seed(0)
     student = TokenLabel().student(build("vit"))
     for number, rank in enumerate(ranks):
@@ -42,8 +46,8 @@ def test_a_token_head_is_trained_by_all_processes(tmp_path: Path) -> None:
             assert_close(rank["grad"][name], parameter.grad / 2, atol=1e-5, rtol=1e-4)
 
 
-def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
-    ranks = launch(workers.fsdp, tmp_path)
+def test_fully_shard_keeps_labels(results: dict[str, list[Any]]) -> None:
+    ranks = results["fsdp"]
     for family in workers.SHARDED:
         aligned = lf.Aligned(build(family))
         for rank, half in zip(ranks, workers.halves(family), strict=True):
@@ -61,8 +65,8 @@ def test_fully_shard_keeps_labels(tmp_path: Path) -> None:
                 assert_close(rounded["share"], expected, atol=1e-6, rtol=0)
 
 
-def test_a_sharded_run_is_saved_whole_and_goes_on(tmp_path: Path) -> None:
-    for rank in launch(workers.sharded_run, tmp_path):
+def test_a_sharded_run_is_saved_whole_and_goes_on(results: dict[str, list[Any]]) -> None:
+    for rank in results["sharded_run"]:
         assert rank["update"] == 1
         assert torch.equal(rank["found"], rank["expected"])
         assert rank["shapes"] == {name: value.shape for name, value in build("vit").state_dict().items()}

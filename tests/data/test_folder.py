@@ -60,7 +60,7 @@ def test_malformed_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no 'val'"):
         Folder(tmp_path / "b")
     picture(tmp_path / "b" / "val" / "y" / "1.png")
-    with pytest.raises(ValueError, match="classes missing from .*: y"):
+    with pytest.raises(ValueError, match=r"classes missing from .*: y"):
         Folder(tmp_path / "b", "val")
 
 
