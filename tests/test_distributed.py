@@ -17,7 +17,8 @@ from labelflow.targets import TokenLabel
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both processes come to, for each piece of work: they are started once, which takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(workers.start, args=(folder, 2), nprocs=2)
+    works = (workers.ddp, workers.ddp_tokens, workers.fsdp, workers.sharded_run)
+    torch.multiprocessing.spawn(workers.start, args=(works, folder, 2), nprocs=2)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
 

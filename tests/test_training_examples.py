@@ -194,8 +194,8 @@ def ddp(rank: int) -> dict[str, object]:
 
 
 def test_two_processes_share_gradients(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(workers.start, args=(ddp, tmp_path, 2), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    torch.multiprocessing.spawn(workers.start, args=((ddp,), tmp_path, 2), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt")["ddp"] for rank in range(2))
     task, names = new_task(), list(small_vit().state_dict())
     step(task, 0)
     assert_close(first["own"], task.trainable_module.head.weight.grad)

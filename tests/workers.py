@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,12 +24,13 @@ from labelflow.targets import TLAlign, TokenLabel, Truth
 from targets.test_token_label import truth_for
 
 
-def start(rank: int, folder: Path, world: int) -> None:
+def start(rank: int, works: Sequence[Callable[[int], object]], folder: Path, world: int) -> None:
+    """Saves what each work returns, under its name."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world)
     try:
-        torch.save({work.__name__: work(rank) for work in (ddp, ddp_tokens, fsdp, sharded_run)}, folder / f"{rank}.pt")
+        torch.save({work.__name__: work(rank) for work in works}, folder / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 

@@ -212,7 +212,7 @@ function offer(role, id, name) {
 
 async function upload(role, file) {
   try {
-    if (file.size > 1e6 * setup.megabytes) throw new Error(`${file.name} has more than ${setup.megabytes} MB; choose a smaller file.`);
+    if (file.size > 1e6 * setup.megabytes) throw new Error(`${file.name} is larger than ${setup.megabytes} MB; choose a smaller file.`);
     const { id } = await talk("images", { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
     calm();
     for (const each of ["own", "partner"]) offer(each, id, file.name);
