@@ -270,25 +270,21 @@ def test_two_processes_compute_what_one_does(tmp_path: Path, two_processes: list
     how += ["--mixer", "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)", "--batch", "16", "--repeats", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-    def losses(name: str, launcher: list[str]) -> list[dict]:
-        command = [
-            *launcher,
-            "labelflow",
-            "train",
-            "small_vit_tl_align",
-            *how,
-            "--out",
-            str(tmp_path / name),
-            "--resume",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        assert done.returncode == 0, done.stdout + done.stderr
+    def arguments(name: str) -> list[str]:
+        return ["train", "small_vit_tl_align", *how, "--out", str(tmp_path / name), "--resume"]
+
+    def losses(name: str) -> list[dict]:
         return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
 
-    one, two = losses("one", [sys.executable, "-m"]), losses("two", two_processes)
+    assert main(arguments("one")) == 0
+    command = [*two_processes, "labelflow", *arguments("two")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, two = losses("one"), losses("two")
     for newest in sorted((tmp_path / "two" / "checkpoints").iterdir())[5:]:
         shutil.rmtree(newest)
-    both = losses("two", [sys.executable, "-m"])  # two processes began it, one goes on after update 5
+    assert main(arguments("two")) == 0  # two processes began it, one goes on after update 5
+    both = losses("two")
     assert len(one) == len(two) == len(both) == 10
     for alone, shared, resumed in zip(one, two, both, strict=True):
         assert alone["loss"] == pytest.approx(shared["loss"], abs=1e-5)
