@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 from torch.testing import assert_close
 
@@ -23,9 +25,10 @@ from labelflow.data import Batch, Data
 from labelflow.engine import Interrupted, Run, Training
 from labelflow.engine.ema import Ema
 from labelflow.engine.optim import make_optimizer, make_schedule
+from labelflow.loss import Term
 from labelflow.models.create import create
 from labelflow.recipes import find
-from labelflow.tasks import Recipe, evaluate_run, train_run
+from labelflow.tasks import Classification, Recipe, evaluate_run, train_run
 from labelflow.tasks.classify import measure
 
 TINY = Recipe(
@@ -111,6 +114,33 @@ def test_weights_load_into_timm_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(model.eval()(images), loaded.model(images))
     assert {"top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"} == set(metrics)
     assert list(loaded.classes) == card["classes"]
+
+
+def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = iter([10.0, 30.0, 20.0])
+    monkeypatch.setattr("labelflow.engine.loop.evaluate", lambda *_: {"top1": next(accuracies), "loss": 1.0})
+    train_run(TINY.change(epochs=3, keep=9), tmp_path, resume=False, quiet=True)
+    best = load_file(tmp_path / "best.safetensors")
+    for update, same in ((3, False), (6, True), (9, False)):
+        (checkpoint,) = [path for path in (tmp_path / "checkpoints").iterdir() if int(path.name) == update]
+        weights = load_file(checkpoint / "model.safetensors")
+        assert all(torch.equal(best[name], weights[name]) for name in best) == same
+
+
+def test_every_term_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_run(TINY, tmp_path / "one", resume=False, quiet=True)
+    terms = Classification.terms
+
+    def split(*given: Any) -> list[Term]:
+        (term,) = terms(*given)
+        return [Term("nothing", 0 * term.value, 1.0), Term("half", term.value / 2, 1.5), Term("rest", term.value, 0.25)]
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr(Classification, "terms", split)
+    train_run(TINY, tmp_path / "three", resume=False, quiet=True)
+    one, three = (load_file(tmp_path / name / "last.safetensors") for name in ("one", "three"))
+    for name, weights in one.items():
+        assert_close(three[name], weights, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("how", [{"precision": "bf16"}, {"checkpointing": True}, {"tracker": "tensorboard"}])
