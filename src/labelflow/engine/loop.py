@@ -72,17 +72,17 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
             progress.advance()
 
             epoch, epoch_ends = state.update // per_epoch, state.update % per_epoch == 0
-            last, due = state.update == updates, state.update % training.log_updates == 0
-            evaluated = last or (epoch_ends and epoch % training.eval_epochs == 0)
-            stop = (due or accelerator.num_processes == 1) and stop_requested(accelerator)
-            saved = evaluated or stop or state.update % training.save_updates == 0
-            if due or epoch_ends or saved:
+            last, log_due = state.update == updates, state.update % training.log_updates == 0
+            should_evaluate = last or (epoch_ends and epoch % training.eval_epochs == 0)
+            stop = (log_due or accelerator.num_processes == 1) and stop_requested(accelerator)
+            should_save = should_evaluate or stop or state.update % training.save_updates == 0
+            if log_due or epoch_ends or should_save:
                 ledger.write(state.update, lr)
                 task.unreadable(gather_object(problems))
                 problems = []
-            if saved:
+            if should_save:
                 _check_finite(student, state.update, accelerator)  # weights that are not finite are never saved
-            if evaluated:
+            if should_evaluate:
                 metrics = _evaluate(task, student, ema, accelerator, progress)
                 ledger.evaluated(state.update, metrics)
                 if accelerator.is_main_process and (details := task.details()):
@@ -90,7 +90,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
                 headline = metrics[f"ema_{task.headline}" if ema else task.headline]
                 if state.best is None or headline > state.best:
                     state.best, state.best_update = headline, state.update
-            if saved:
+            if should_save:
                 checkpoints.save(state)
                 ledger.start_clock()
             if stop and not last:
