@@ -20,7 +20,12 @@ from labelflow.flow import Labels
 RESNET = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 32), "stem_width": 16}
 SWIN = {"img_size": 112, "patch_size": 4, "window_size": 7, "embed_dim": 8, "depths": (3, 1), "num_heads": (2, 4)}
 VIT = {"img_size": 112, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3}
-MODELS = {"resnet18": RESNET, "swin_tiny_patch4_window7_224": SWIN, "vit_tiny_patch16_224": VIT, "vgg11": {"mlp_ratio": 0.02}}
+MODELS = {
+    "resnet18": RESNET,
+    "swin_tiny_patch4_window7_224": SWIN,
+    "vit_tiny_patch16_224": VIT,
+    "vgg11": {"mlp_ratio": 0.02},
+}
 
 
 def measured(name: str) -> Locality:
