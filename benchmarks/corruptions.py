@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image
 from skimage.data import chelsea
 
-from labelflow.robust.corruptions import CORRUPTIONS, EXTRA
+from labelflow.robustness.corruptions import CORRUPTIONS, EXTRA
 
 SEVERITIES = (1, 2, 3, 4, 5)
 OURS = """
-from labelflow.robust.corruptions import corrupt
+from labelflow.robustness.corruptions import corrupt
 random = np.random.default_rng(0)
 def call(name, severity): corrupt(image, name, severity, random)
 """

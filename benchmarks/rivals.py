@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from labelflow.compare import measure_speeds
+from labelflow.comparison import measure_speeds
 from labelflow.recipes import find
 from labelflow.recipes.methods import METHODS, Method, find_method
 

@@ -25,10 +25,10 @@ from torchvision.datasets import ImageFolder
 
 from labelflow.classifier import Classifier
 from labelflow.data import World
-from labelflow.robust.evaluator import Evaluator
-from labelflow.robust.models import load_models
-from labelflow.robust.natural import NaturalSuite
-from labelflow.robust.settings import NaturalSettings
+from labelflow.robustness.evaluator import Evaluator
+from labelflow.robustness.models import load_models
+from labelflow.robustness.natural import NaturalSuite
+from labelflow.robustness.settings import NaturalSettings
 
 CPU = torch.device("cpu")
 

@@ -23,9 +23,9 @@ from labelflow.data import Data, open_source
 from labelflow.engine.run import Run
 from labelflow.labels.annotation import annotator_transform
 from labelflow.recipes import find
-from labelflow.robust.datasets import open_dataset
-from labelflow.robust.images import CLEAN, PerturbedImages
-from labelflow.robust.models import load_models
+from labelflow.robustness.datasets import open_dataset
+from labelflow.robustness.images import CLEAN, PerturbedImages
+from labelflow.robustness.models import load_models
 from labelflow.tasks import evaluate_run, load_run, train_run
 
 CPU = torch.device("cpu")

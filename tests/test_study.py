@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labelflow.cli import main
-from labelflow.compare.statistics import student_cdf, student_quantile
+from labelflow.comparison.statistics import student_cdf, student_quantile
 from labelflow.study.plan import Claim, read_plan
 from labelflow.study.queue import open_cells, read_cells
 from labelflow.study.verdicts import decide, holm, p_value

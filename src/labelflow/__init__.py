@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import exports
 
 if TYPE_CHECKING:
-    from labelflow import adapters, flow, mixers, models, tokens
+    from labelflow import adapters, api, flow, mixers, models, tokens
     from labelflow.align import Aligned, Output, Student
+    from labelflow.api import annotate, compare, robust, train
     from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
     from labelflow.loss import Term, soft_labels, total
@@ -55,12 +56,17 @@ __all__ = [
     "TokenLabels",
     "TokenMix",
     "adapters",
+    "annotate",
+    "api",
+    "compare",
     "flow",
     "load",
     "mixers",
     "models",
+    "robust",
     "soft_labels",
     "sparse_cross_entropy",
     "tokens",
     "total",
+    "train",
 ]

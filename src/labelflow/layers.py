@@ -4,13 +4,13 @@
 """
 
 COMPUTE = (  # decides the numbers of a run
-    *("lazy", "process", "spec", "chance", "tokens", "mix", "flow", "loss", "sparse"),
+    *("lazy", "process", "spec", "settings", "chance", "tokens", "mix", "flow", "loss", "sparse"),
     *("models", "adapters", "follow", "align"),
     *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs
-    *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "compare"),
-    *("robust", "study", "explore", "commands", "cli", "__main__"),
+    *("layers", "tables", "arguments", "html", "analysis", "figures", "report", "recipes", "comparison"),
+    *("robustness", "study", "explore", "api", "commands", "cli", "__main__"),
 )
 LAYERS = COMPUTE + PRESENTATION
 

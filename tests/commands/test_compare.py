@@ -12,8 +12,7 @@ import pytest
 
 from labelflow.arguments import parse_arguments
 from labelflow.cli import main
-from labelflow.commands.compare import Compare
-from labelflow.compare import Cell, make_cells
+from labelflow.comparison import Cell, Compare, make_cells
 from labelflow.recipes import find
 from labelflow.recipes.methods import find_method
 
@@ -104,7 +103,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, capsys: pytest.
 
 def cells_of_command(arguments: list[str]) -> list[Cell]:
     options = parse_arguments(
-        Compare, arguments[2:], "", default=Compare((), find("quickstart").recipe, Path("compare"))
+        Compare, arguments[2:], "", default=Compare(("cutmix", "tl_align"), find("quickstart").recipe, Path("compare"))
     )
     return make_cells(options.recipe, [find_method(name) for name in options.methods], options.seeds)
 
@@ -124,7 +123,7 @@ def test_finished_cells_are_reused(finished: Path, capsys: pytest.CaptureFixture
 def test_cells_of_other_code_are_reused_only_when_asked(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labelflow.compare.cells.code_version", lambda: "another")
+    monkeypatch.setattr("labelflow.comparison.cells.code_version", lambda: "another")
     arguments = command(finished, "--seeds", "0", "1", "--table-only")[3:]
     assert main(arguments) == 2
     assert "has no finished cell of this comparison" in capsys.readouterr().err

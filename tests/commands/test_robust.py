@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from golden_corruptions.make import write_textures
 from labelflow.classifier import imagenet_classes
 from labelflow.cli import main
-from labelflow.commands.robust import _same
 from labelflow.data import Data, World
 from labelflow.engine import Training
-from labelflow.robust.attacks import ATTACKS
-from labelflow.robust.corruption_error import ALEXNET
-from labelflow.robust.corruptions import CORRUPTIONS, EXTRA
-from labelflow.robust.suites import SUITES
+from labelflow.robustness.attacks import ATTACKS
+from labelflow.robustness.corruption_error import ALEXNET
+from labelflow.robustness.corruptions import CORRUPTIONS, EXTRA
+from labelflow.robustness.run import _same
+from labelflow.robustness.suites import SUITES
 from labelflow.tasks import Recipe, evaluate_run, train_run
 
 MODEL = "vit_tiny_patch16_224(patch_size=8, embed_dim=48, depth=2, num_heads=3)"

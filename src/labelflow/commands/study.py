@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from labelflow.spec import known
 
 if TYPE_CHECKING:
-    from labelflow.compare.cells import Cell, Result
+    from labelflow.comparison.cells import Cell, Result
 
 
 def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 1, dry_run: bool = False) -> None:
@@ -21,7 +21,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         jobs: Cells to train in parallel, each with its share of the cores.
         dry_run: Only list the cells.
     """
-    from labelflow.compare.cells import headline
+    from labelflow.comparison.cells import headline
     from labelflow.engine import Interrupted
     from labelflow.engine.progress import Counted
     from labelflow.study.plan import read_plan

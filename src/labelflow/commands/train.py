@@ -80,21 +80,20 @@ def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str
     settings = Train[kind.recipe]  # type: ignore[name-defined]
     default = Train(recipe, Path("runs") / name)
     options = parse_arguments(settings, args, prog, default=default, description=about)
+    from labelflow import api
     from labelflow.engine import Interrupted
-    from labelflow.report import write_report
-    from labelflow.tasks import train_run
 
     try:
-        metrics = train_run(options.recipe, options.out, options.resume, name)
+        run = api.train(options.recipe, out=options.out, resume=options.resume, name=name)
     except Interrupted as stopped:
         print(f"{stopped}. Continue with --resume", file=sys.stderr)
         raise SystemExit(130) from None
     if not is_main_process():
         return
-    page, out = write_report(options.out), quote(str(options.out))
-    reached = metrics.get(f"ema_{kind.headline}", metrics[kind.headline])
+    out = quote(str(run.folder))
+    reached = run.metrics.get(f"ema_{kind.headline}", run.metrics[kind.headline])
     print(f"\nReached {reached:.1f} {kind.unit} on the evaluation images.")
-    print(f"  look at it     {page}")
+    print(f"  look at it     {run.page}")
     print(f"  use it         labelflow predict {out} IMAGE.jpg")
     for line in NEXT.get(name, ()):
         print(f"  {line.format(out=out)}")

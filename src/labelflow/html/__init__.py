@@ -2,13 +2,16 @@
 
 from labelflow.html.chart import Interval, Point, dot_plot, line_chart, number, standalone
 from labelflow.html.document import data_uri, document, legend, save, table
+from labelflow.html.notebook import Page, frame
 
 __all__ = [
     "Interval",
+    "Page",
     "Point",
     "data_uri",
     "document",
     "dot_plot",
+    "frame",
     "legend",
     "line_chart",
     "number",

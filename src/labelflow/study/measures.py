@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 from labelflow.classifier import wordnet_names
-from labelflow.robust.datasets import open_dataset
-from labelflow.robust.evaluator import Evaluator
-from labelflow.robust.models import evaluation_data, load_models
-from labelflow.robust.settings import Settings
-from labelflow.robust.suites import SUITES
+from labelflow.robustness.datasets import open_dataset
+from labelflow.robustness.evaluator import Evaluator
+from labelflow.robustness.models import evaluation_data, load_models
+from labelflow.robustness.settings import Settings
+from labelflow.robustness.suites import SUITES
 
 Metrics = dict[str, float]
 IMAGES, PAIRS, SAMPLES = 512, 512, 1000

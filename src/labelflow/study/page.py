@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import median
 
-from labelflow.compare.cells import Result
+from labelflow.comparison.cells import Result
 from labelflow.html import Interval, dot_plot, standalone
 from labelflow.html.chart import ticks
 from labelflow.study.plan import Experiment, Plan

@@ -24,7 +24,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labelflow.compare import Cell, make_cells
+from labelflow.comparison import Cell, make_cells
 from labelflow.recipes import find
 from labelflow.recipes.methods import Method, find_method
 from labelflow.spec import known

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from labelflow.compare.cells import Cell, Result, read_result
-from labelflow.compare.runner import run_cells
+from labelflow.comparison.cells import Cell, Result, read_result
+from labelflow.comparison.runner import run_cells
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
 from labelflow.study.plan import Plan

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
 
-from labelflow.compare.cells import Result
-from labelflow.compare.statistics import Difference, difference, student_cdf
+from labelflow.comparison.cells import Result
+from labelflow.comparison.statistics import Difference, difference, student_cdf
 from labelflow.study.plan import Claim, Plan
 
 LEVEL = 0.05

@@ -1,4 +1,4 @@
-"""Annotating a data set from the command line: which classifier, which data, progress."""
+"""Annotating a data set: which classifier, which data, progress."""
 
 import torch
 from accelerate import Accelerator
@@ -10,7 +10,7 @@ from labelflow.labels import Store, annotate
 from labelflow.labels.settings import Annotate
 
 
-def annotate_data(data: str, options: Annotate) -> Store:
+def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
     """Annotate a part of a data set, on all processes."""
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=options.how.precision)
     loading = Data(
@@ -31,7 +31,7 @@ def annotate_data(data: str, options: Annotate) -> Store:
         source = open_source(loading, options.split)
         assert not isinstance(source, Stream)
         annotator = load(options.model, options.weights, options.image_size, source.classes)
-    with Counted("annotating", "images", len(source), quiet=not accelerator.is_main_process) as progress:
+    with Counted("annotating", "images", len(source), quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(
             f"{annotator.architecture} annotates {len(source)} images of {len(source.classes)} classes at "
             f"{annotator.preprocessing.size} pixels, in {options.out}"

@@ -2,7 +2,7 @@
 imported here, so that a recipe can be listed, shown and changed at once."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -13,6 +13,7 @@ from labelflow.engine.run import Run
 from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
+from labelflow.settings import change
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import Inference, SegmentData
@@ -25,14 +26,7 @@ class BaseRecipe:
 
     def change(self, **settings: Any) -> Self:
         """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
-        own: Any = self
-        parts = {}
-        for name in [one.name for one in fields(own)]:
-            part = getattr(self, name)
-            if is_dataclass(part) and not isinstance(part, type):
-                names = {one.name for one in fields(part)} & settings.keys()
-                parts[name] = replace(part, **{name: settings.pop(name) for name in names})
-        return replace(own, **settings, **parts)
+        return change(self, **settings)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from labelflow.data import check_micro_batches
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.models.create import load_exactly
+from labelflow.settings import setting_names
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
@@ -116,12 +117,9 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     """The same, and the metrics of each class."""
     recipe = read_any_recipe(Run(folder))
     kind = kind_of(recipe)
-    try:
-        recipe = recipe.change(**changes)
-    except TypeError:
-        raise ValueError(
-            f"{folder} is the run of a {kind.what}, which does not have all of {', '.join(changes)}"
-        ) from None
+    if unknown := changes.keys() - set(setting_names(recipe)):
+        raise ValueError(f"{folder} is the run of a {kind.what}, which does not have {', '.join(sorted(unknown))}")
+    recipe = recipe.change(**changes)
     is_classifier = isinstance(recipe, Recipe)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)

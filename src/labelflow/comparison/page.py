@@ -1,0 +1,77 @@
+"""The results of a comparison: a Markdown table, a plot, and the page `compare.html`."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from labelflow.comparison.statistics import Row
+from labelflow.html import Interval, document, dot_plot, save, standalone, table
+from labelflow.html.chart import ticks
+
+HEAD = ("method", "top-1, %", "difference to the first, 95 % interval", "verdict", "images/s", "memory", "parameters")
+
+NOTE = (
+    "Top-1 accuracy after the last epoch, mean ± standard deviation over seeds (how many). The difference is paired, "
+    "seed by seed, with Student's 95 % confidence interval, not corrected for the number of methods; a method is "
+    "better or worse only if the interval excludes 0. images/s is relative to the first row, all methods in turn in "
+    "one run. Memory is the largest of a training process; parameters are the model's, and those of a model beside it "
+    "in training."
+)
+
+
+def cells_of(row: Row) -> list[str]:
+    """A row as text, in the order of HEAD."""
+    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
+    difference, verdict = "", ""
+    if row.against_first is not None:
+        gap = row.against_first
+        verdict = gap.verdict
+        difference = f"{gap.mean:+.1f}" + (f" ({gap.low:+.1f} to {gap.high:+.1f})" if gap.seeds > 1 else "")
+    beside = f" + {row.guide_parameters / 1e6:.1f} M" if row.guide_parameters else ""
+    return [
+        row.method,
+        f"{row.mean:.1f}{spread} ({len(row.accuracies)})",
+        difference,
+        verdict,
+        "" if row.speed is None else f"{row.speed:.2f}",
+        f"{row.memory / 2**20:.0f} MB" if row.memory else "",
+        f"{row.parameters / 1e6:.2f} M{beside}",
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    lines = [HEAD, ["---"] * len(HEAD), *map(cells_of, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """An <svg>: a dot for each seed, a bar for mean ± standard deviation."""
+    intervals = [
+        Interval(
+            row.method,
+            row.mean - (row.spread or 0),
+            row.mean,
+            row.mean + (row.spread or 0),
+            tuple(row.accuracies.values()),
+            colour=0 if row is rows[0] else 1,
+        )
+        for row in rows
+    ]
+    values = [value for row in intervals for value in (row.low, row.high, *row.points)]
+    return dot_plot(intervals, "top-1 accuracy, %", ticks(min(values), max(values)))
+
+
+def write_svg(path: Path, rows: Sequence[Row]) -> None:
+    """The plot as a file of its own."""
+    save(path, standalone(plot(rows)))
+
+
+def write_page(path: Path, title: str, facts: Sequence[str], rows: Sequence[Row]) -> None:
+    """facts: what was run, a line each."""
+    page = f"""<header><h1>{escape(title)}</h1>{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}</header>
+<main>
+<section><figure class="wide">{table(HEAD, [cells_of(row) for row in rows])}</figure>
+<p>{escape(NOTE)}</p></section>
+<section><h2>Seeds and spread</h2><figure class="plot">{plot(rows)}</figure></section>
+</main>"""
+    save(path, document(title, page))

@@ -1,0 +1,47 @@
+"""The settings of `labelflow compare`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from labelflow.recipes.methods import METHODS, find_method
+from labelflow.tasks.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train the same model on the same data under several methods and seeds."""
+
+    methods: Positional[tuple[str, ...]]
+    """Methods to compare, the baseline first: names, or NAME=MIXER/TARGET."""
+    recipe: Annotated[Recipe, OmitArgPrefixes]
+    out: Path
+    """The folder of the comparison."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each method is trained once with each seed, instead of --seed."""
+    jobs: int = 1
+    """Cells to train in parallel, each with its share of the cores."""
+    speed_rounds: int = 5
+    """Updates of each method, in turn, to measure images/s; 0: do not measure."""
+    any_code: bool = False
+    """Reuse cells trained by another version of the code."""
+    table_only: bool = False
+    """Do not train: show the table of finished cells."""
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"--jobs must be at least 1, not {self.jobs}")
+        if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
+            raise ValueError(f"--seeds must be at least one integer, without repetitions, not {self.seeds}")
+        methods = [find_method(text) for text in self.methods]
+        names = [method.name for method in methods]
+        if len(names) < 2:
+            raise ValueError(f"name at least two methods, the baseline first; there are {', '.join(METHODS)}")
+        if len(set(names)) != len(names):
+            raise ValueError(f"methods must not repeat: {' '.join(names)}")
+        dense = [method.name for method in methods if method.dense]
+        if dense and not self.recipe.data.labels:
+            need = f"{', '.join(dense)} need dense labels"
+            raise ValueError(f"{need}: make them with labelflow annotate, and pass --labels")

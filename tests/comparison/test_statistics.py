@@ -1,0 +1,110 @@
+"""What a comparison says of its numbers."""
+
+import math
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from labelflow.comparison import Row, rows
+from labelflow.comparison.page import cells_of, markdown, plot
+from labelflow.comparison.statistics import compare
+
+accuracies = st.lists(st.floats(0, 100), min_size=2, max_size=40)
+
+
+@given(accuracies, st.data())
+def test_the_interval_is_the_paired_t_test_s(first: list[float], data: st.DataObject) -> None:
+    other = data.draw(st.lists(st.floats(0, 100), min_size=len(first), max_size=len(first)))
+    gaps = [b - a for a, b in zip(first, other, strict=True)]
+    found = compare(dict(enumerate(first)), dict(enumerate(other)))
+    assert found is not None
+    reach = stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+    assert found.mean == pytest.approx(mean(gaps))
+    assert (found.low, found.high) == pytest.approx((mean(gaps) - reach, mean(gaps) + reach), rel=1e-3, abs=2e-2)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=3))
+def test_with_three_seeds_a_win_needs_all_of_them(gaps: list[float]) -> None:
+    first = dict.fromkeys(range(len(gaps)), 70.0)
+    found = compare(first, {seed: 70.0 + gap for seed, gap in enumerate(gaps)})
+    assert found is not None
+    if min(gaps) <= 0:
+        assert found.verdict != "better"
+    if max(gaps) >= 0:
+        assert found.verdict != "worse"
+
+
+def test_verdicts() -> None:
+    first = {0: 70.0, 1: 71.0, 2: 70.5}
+    assert compare(first, {0: 71.0, 1: 72.1, 2: 71.4}).verdict == "better"
+    assert compare(first, {0: 69.0, 1: 69.9, 2: 69.4}).verdict == "worse"
+    assert compare(first, {0: 73.0, 1: 71.0, 2: 70.6}).verdict == "no difference shown"  # +1.1 on average
+    assert compare(first, {1: 99.0}).verdict == "one seed: no verdict"
+    assert compare(first, {7: 99.0}) is None  # no seed that both have
+    assert compare(first, {1: 72.0, 2: 71.5, 9: 0.0}).mean == 1.0  # only seeds that both have
+
+
+def result(method: str, seed: int, top1: float, **more: object) -> dict[str, object]:
+    return {
+        "method": method,
+        "seed": seed,
+        "metrics": {"top1": top1, **more},
+        "val_samples": 10_000,
+        "peak_memory": 2**20 * (seed + 1),
+        "parameters": 470_000,
+        "guide_parameters": 3_400_000 if method == "attentive" else 0,
+        "seconds": 60.0,
+    }
+
+
+@pytest.fixture
+def table() -> list[Row]:
+    results = [result("cutmix", seed, 50.0 + seed) for seed in range(3)]
+    results += [result("attentive", seed, 48.0 + seed, ema_top1=55.0 + seed) for seed in range(3)]
+    results.append(result("late <one>", 0, 51.0))
+    methods = ["cutmix", "not begun", "attentive", "late <one>"]
+    return rows(results, {"cutmix": 1.0, "attentive": 0.876}, methods)
+
+
+def test_without_the_baseline_nothing_is_better() -> None:
+    (row,) = rows([result("tl_align", seed, 70.0) for seed in range(3)], {}, ["cutmix", "tl_align"])
+    assert row.against_first is None
+    assert cells_of(row)[2:4] == ["", ""]
+
+
+def test_equal_differences_are_rounding_not_certainty() -> None:
+    first, other = {0: 70.0, 1: 71.0}, {0: 70.4, 1: 71.4}
+    assert compare(first, other, step=0.1).verdict == "no difference shown"
+    assert compare(first, {0: 90.0, 1: 91.0}, step=0.1).verdict == "better"
+
+
+def test_the_table(table: list[Row]) -> None:
+    assert [row.method for row in table] == ["cutmix", "attentive", "late <one>"]
+    assert (table[0].mean, table[0].spread, table[0].against_first) == (51.0, 1.0, None)
+    assert table[1].mean == 56.0  # of the average of the weights, where there is one
+    assert table[1].memory == 3 * 2**20
+    assert table[2].spread is None
+    assert cells_of(table[1]) == [
+        "attentive",
+        "56.0 ± 1.0 (3)",
+        "+5.0 (+5.0 to +5.0)",
+        "better",
+        "0.88",
+        "3 MB",
+        "0.47 M + 3.4 M",
+    ]
+    assert cells_of(table[2])[1:5] == ["51.0 (1)", "+1.0", "one seed: no verdict", ""]
+    assert markdown(table).count("\n| ") == 4
+
+
+def test_the_plot_shows_every_seed(table: list[Row]) -> None:
+    drawing = plot(table)
+    assert drawing.count("<circle") == 7
+    assert "late &lt;one&gt;" in drawing
+    assert not any(bad in drawing for bad in ("nan", "inf"))
+    same = plot([Row("one", {0: 50.0}, None, 0, 1, 0, 1.0, None)])
+    assert same.count("<circle") == 1
+    assert math.isfinite(float(same.split('cx="')[1].split('"')[0]))
