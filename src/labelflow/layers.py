@@ -6,7 +6,7 @@
 COMPUTE = (  # decides the numbers of a run
     *("lazy", "process", "spec", "chance", "tokens", "mix", "flow", "loss", "sparse"),
     *("models", "adapters", "follow", "align"),
-    *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
+    *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs
     *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "compare"),
