@@ -13,7 +13,6 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ class Classifier:
     >>> classifier = load("test_vit", weights="random")
     >>> classifier.preprocessing.size, len(classifier.classes)
     (160, 1000)
+    >>> from PIL import Image
     >>> classifier.probabilities([Image.new("RGB", (200, 300))]).shape
     torch.Size([1, 1000])
     """
@@ -122,9 +122,10 @@ class Classifier:
 
     @cached_property
     def _titles(self) -> list[str]:
-        titles = [title(name) for name in self.classes]
+        titles = list(map(title, self.classes))
         counts = Counter(titles)  # ImageNet has two cranes
-        return [name if counts[name] == 1 else f"{name} ({own})" for name, own in zip(titles, self.classes, strict=True)]
+        pairs = zip(titles, self.classes, strict=True)
+        return [name if counts[name] == 1 else f"{name} ({own})" for name, own in pairs]
 
     def columns(self, classes: Sequence[str]) -> list[int] | None:
         """The columns of its logits that mean these classes; None: all of them, in their order."""

@@ -99,12 +99,6 @@ def _always_asked() -> Any:
 
 def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, folder = finished
-    picture = tmp_path / "scene.png"
-    Image.effect_noise((70, 50), 80).save(picture)
-    assert main(["predict", str(folder), str(picture), "--out", str(tmp_path / "out"), "--least", "0"]) == 0
-    assert str(tmp_path / "out" / "scene.png") in capsys.readouterr().out
-    with Image.open(tmp_path / "out" / "scene.png") as drawn:
-        assert drawn.width >= 384
     assert main(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
     capsys.readouterr()
