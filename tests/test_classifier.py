@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from labelflow import classifier as module
 from labelflow.analysis.images import evaluation_data, images_of
 from labelflow.classifier import Classifier, load, title, wordnet_names
-from labelflow.cli import main
 from labelflow.data import Data, open_source
 from labelflow.engine.run import Run
 from labelflow.labels.annotation import annotator_transform

@@ -1,4 +1,4 @@
-"""`labelflow predict` with a classifier, as a user runs it. Segmenters and detectors: tests/tasks/test_runs_dense.py."""
+"""`labelflow predict` with a classifier, as a user runs it; tests/tasks/test_runs_dense.py has the dense runs."""
 
 import csv
 import io
@@ -138,7 +138,7 @@ def test_any_file_name_is_harmless(
         picture(Path(name), seed)
     assert main(["predict", MODEL, "odd", "--top", "1"]) == 0
     told = capsys.readouterr().out
-    assert told.isprintable() or set(filter(lambda letter: not letter.isprintable(), told)) == {"\n"}
+    assert told.replace("\n", "").isprintable()
     shown = [line.split("  ")[0] for line in told.splitlines()]
     assert shown == ["file", "odd/[red]:smile:.png", r"odd/caf\udce9.png", r"odd/evil\x1b[31m\nname\u202e.png"]
     for out in ("odd.csv", "odd.jsonl"):
