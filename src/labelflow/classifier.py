@@ -111,9 +111,8 @@ class Classifier:
         for read in read_batches(self._pictures(images), batch, workers, skip_unreadable, quiet):
             probabilities = self.probabilities(read.seen)
             values, columns = probabilities.topk(min(top, probabilities.shape[1]))
-            for file, *best in zip(read.names, columns.tolist(), values.tolist(), strict=True):
-                names = map(self.class_name, best[0])
-                found.append(Prediction(file, list(zip(names, best[1], strict=True))))
+            for file, best, chances in zip(read.names, columns.tolist(), values.tolist(), strict=True):
+                found.append(Prediction(file, list(zip(map(self.class_name, best), chances, strict=True))))
         return found
 
     def class_name(self, column: int) -> str:

@@ -38,7 +38,7 @@ class Predict:
     pictures, and masks or objects.json; RUN/predictions by default."""
     format: Literal["table", "csv", "jsonl"] = "table"
     """Of a classifier: what is printed."""
-    top: int = 5
+    top: int = 3
     """Of a classifier: how many classes of each image."""
     least: float = SURE
     """Of a detector: the score threshold, from 0 to 1."""
