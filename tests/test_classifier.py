@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from labelflow import classifier as module
 from labelflow.analysis.images import evaluation_data, images_of
 from labelflow.classifier import Classifier, load, title, wordnet_names
-from labelflow.cli import main
 from labelflow.data import Data, open_source
 from labelflow.engine.run import Run
 from labelflow.labels.annotation import annotator_transform
@@ -228,7 +227,7 @@ class TestWeightsOfTimm:
         assert named.weights.startswith("three.safetensors sha256:")
         unnamed = load(f"{TINY}={file}")
         assert unnamed.classes == ()
-        assert unnamed.predict(torch.zeros(1, 3, 32, 32), top=9)[0][0][0].startswith("class ")
+        assert unnamed.predict(torch.zeros(1, 3, 32, 32), top=9)[0].label.startswith("class ")
         with pytest.raises(ValueError, match="has 3 classes, the data 2, and nothing says which are which"):
             unnamed.columns(("a", "b"))
         other = str(weights_of("test_vit", tmp_path / "other.safetensors"))
@@ -253,6 +252,8 @@ class TestClasses:
     def test_names_for_people(self, imagenet: Classifier) -> None:
         assert (imagenet.class_name(207), title("striped disc")) == ("golden retriever", "striped disc")
         assert replace(imagenet, classes=()).class_name(7) == "class 7"
+        assert imagenet.class_name(134) == "crane (n02012849)"  # 517 is a crane, too
+        assert len({imagenet.class_name(column) for column in range(1000)}) == 1000
         assert wordnet_names(("a", "b")) == ("a", "b")
 
     def test_models_without_a_classifier_have_no_names(self) -> None:
@@ -263,8 +264,11 @@ def test_tensors_pictures_and_files_get_the_same_answers(run: Path, photo: Path)
     classifier = load(run)
     tensor = classifier.preprocess([photo, photo])
     assert tensor.shape == (2, 3, 32, 32)
-    likeliest = classifier.predict(tensor, top=3)
-    assert classifier.predict([Image.open(photo), str(photo)], top=3) == likeliest
+    likeliest = [row.top for row in classifier.predict(tensor, top=3)]
+    for same in ([Image.open(photo), str(photo)], [photo.parent, tensor[0]], [f"{photo.parent}/*.p*g", tensor[:1]]):
+        assert [row.top for row in classifier.predict(same, top=3)] == likeliest
+    assert classifier.predict(photo)[0].file == str(photo)
+    assert [len(row.top) for row in classifier.predict(photo.parent, top=99)] == [10]
     probabilities = classifier.probabilities(tensor)[0]
     assert [len(row) for row in likeliest] == [3, 3]
     for rank, (name, value) in enumerate(likeliest[0]):
@@ -272,11 +276,37 @@ def test_tensors_pictures_and_files_get_the_same_answers(run: Path, photo: Path)
         assert probabilities[classifier.classes.index(name)] == value
     grey = Image.open(photo).convert("L")
     assert classifier.logits([grey]).shape == (1, 10)
-    with pytest.raises(ValueError, match=r"cannot read the image none\.png"):
-        classifier.predict(["none.png"])
 
 
-def test_predict_prints_what_the_classifier_says(run: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(run), str(photo), "--top", "2"]) == 0
-    told = ", ".join(f"{name} {100 * value:.1f} %" for name, value in load(run).predict([photo], top=2)[0])
-    assert capsys.readouterr().out == f"{photo}  {told}\n"
+def test_images_are_read_in_batches_and_nothing_is_said(
+    run: Path, photo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classifier, sizes = load(run), list[int]()
+    handle = classifier.model.register_forward_pre_hook(lambda model, images: sizes.append(len(images[0])))
+    try:
+        rows = classifier.predict([photo] * 5, batch=2, quiet=True)
+    finally:
+        handle.remove()
+    assert (sizes, len(rows)) == ([2, 2, 1], 5)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_cannot_be_predicted(run: Path, photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classifier, bad = load(run), tmp_path / "bad.png"
+    bad.write_text("no image")
+    for images, message in (
+        ("none.png", r"there is no file or folder none\.png"),
+        ([], "there are no images"),
+        (tmp_path / "no*", "no image matches"),
+        ([photo, bad], r"cannot read .*bad\.png: .* \(none was allowed\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classifier.predict(images)
+    with pytest.raises(ValueError, match=r"cannot read .*bad\.png"):
+        classifier.logits([photo, bad])
+    for wrong in ({"top": 0}, {"batch": 0}):
+        with pytest.raises(ValueError, match=r"must be at least 1, not 0"):
+            classifier.predict(photo, **wrong)
+    capsys.readouterr()
+    assert [row.file for row in classifier.predict([bad, photo], skip_unreadable=1)] == [str(photo)]
+    assert capsys.readouterr().err.startswith(f"skipped {bad}: ")

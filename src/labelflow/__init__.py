@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SMMix,
         TokenMix,
     )
+    from labelflow.predictions import Prediction, Predictions
     from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -46,6 +47,8 @@ __all__ = [
     "MixUp",
     "NoMix",
     "Output",
+    "Prediction",
+    "Predictions",
     "PuzzleMix",
     "RandomPatches",
     "SMMix",

@@ -4,6 +4,7 @@ Shapes: B images, C classes, H×W pixels.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -12,19 +13,18 @@ from typing import Any
 
 import timm
 import torch
-from PIL import Image
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from labelflow.data.folder import shorten
-from labelflow.data.images import read_or_refuse, to_rgb
+from labelflow.data.pictures import Images, Pictures, collate_pictures, list_images
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.engine.run import Run
 from labelflow.models.create import create, load_exactly, read_weights
+from labelflow.predictions import Prediction, Predictions, read_batches
 from labelflow.spec import parse, split
 
 RANDOM = " (random weights)"
-Images = Tensor | Sequence[Image.Image | Path | str]  # (B, 3, H, W), preprocessed; or pictures, or their files
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class Classifier:
     >>> classifier = load("test_vit", weights="random")
     >>> classifier.preprocessing.size, len(classifier.classes)
     (160, 1000)
+    >>> from PIL import Image
     >>> classifier.probabilities([Image.new("RGB", (200, 300))]).shape
     torch.Size([1, 1000])
     """
@@ -61,12 +62,21 @@ class Classifier:
         return hashlib.blake2b(f"{self.architecture} {weights_key(self.model)}".encode(), digest_size=16).hexdigest()
 
     def preprocess(self, images: Images) -> Tensor:
-        """(B, 3, H, W)"""
+        """(B, 3, H, W), all at once"""
         if isinstance(images, Tensor):
             return images
-        transform = self.preprocessing.transform()
-        read = (to_rgb(one) if isinstance(one, Image.Image) else read_or_refuse(one) for one in images)
-        return torch.stack([transform(image) for image in read])
+        pictures = self._pictures(images)
+        batch = collate_pictures([pictures[index] for index in range(len(pictures))])
+        if batch.problems:
+            raise ValueError(f"cannot read {batch.problems[0]}")
+        seen: Tensor = batch.seen
+        return seen
+
+    def _pictures(self, images: Images) -> Pictures:
+        listed = list_images(images)
+        if not listed:
+            raise ValueError("there are no images: the list is empty")
+        return Pictures(listed, self.preprocessing.transform())
 
     @torch.no_grad()
     def logits(self, images: Images) -> Tensor:
@@ -79,19 +89,42 @@ class Classifier:
         """(B, C)"""
         return self.logits(images).float().softmax(1)
 
-    def predict(self, images: Images, top: int = 5) -> list[list[tuple[str, float]]]:
-        """The likeliest classes of each image, with their probabilities."""
-        probabilities = self.probabilities(images)
-        values, columns = probabilities.topk(min(top, probabilities.shape[1]))
-        names = self.classes or [f"class {column}" for column in range(probabilities.shape[1])]
-        return [
-            [(names[column], value) for column, value in zip(*row, strict=True)]
-            for row in zip(columns.tolist(), values.tolist(), strict=True)
-        ]
+    def predict(
+        self,
+        images: Images,
+        top: int = 5,
+        *,
+        batch: int = 32,
+        workers: int = 0,
+        skip_unreadable: int = 0,
+        quiet: bool = False,
+    ) -> Predictions:
+        """The likeliest classes of each image, with their probabilities.
+
+        images: a file, a folder (all images below it), a pattern such as "photos/**/*.jpg", a PIL image, a tensor that
+        is preprocessed, (B, 3, H, W) or (3, H, W), or a list of any of these. batch: images at a time; workers:
+        processes that read them. skip_unreadable: leave out up to so many unreadable images instead of stopping.
+        """
+        if top < 1:
+            raise ValueError(f"top must be at least 1, not {top}")
+        found = Predictions()
+        for read in read_batches(self._pictures(images), batch, workers, skip_unreadable, quiet):
+            probabilities = self.probabilities(read.seen)
+            values, columns = probabilities.topk(min(top, probabilities.shape[1]))
+            for file, best, chances in zip(read.names, columns.tolist(), values.tolist(), strict=True):
+                found.append(Prediction(file, list(zip(map(self.class_name, best), chances, strict=True))))
+        return found
 
     def class_name(self, column: int) -> str:
-        """What people call the class of a column of its logits."""
-        return title(self.classes[column]) if self.classes else f"class {column}"
+        """What people call the class of a column of its logits; each class has a name of its own."""
+        return self._titles[column] if self.classes else f"class {column}"
+
+    @cached_property
+    def _titles(self) -> list[str]:
+        titles = list(map(title, self.classes))
+        counts = Counter(titles)  # ImageNet has two cranes
+        pairs = zip(titles, self.classes, strict=True)
+        return [name if counts[name] == 1 else f"{name} ({own})" for name, own in pairs]
 
     def columns(self, classes: Sequence[str]) -> list[int] | None:
         """The columns of its logits that mean these classes; None: all of them, in their order."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from labelflow.spec import known
+from labelflow.spec import known, printable
 
 
 class Command(NamedTuple):
@@ -85,8 +85,8 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "eval": Command("evaluate:evaluate", "The metrics of a run's model. Example: labelflow eval runs/quickstart"),
     "predict": Command(
         "predict:predict",
-        "What a run's model sees in images: classes, segments or objects. "
-        "Example: labelflow predict runs/quickstart a.jpg",
+        "What a model sees in images: classes, segments or objects. "
+        "Example: labelflow predict runs/quickstart my/photos --out predictions.csv",
     ),
     "report": Command("report:report", "Write a run's report.html again. Example: labelflow report runs/quickstart"),
     "robust": Command(
@@ -184,7 +184,7 @@ def _message(error: Exception) -> str:
     text = str(error)
     if "Original Traceback" in text:  # in a worker: its last line
         text = text.split("Original Traceback")[-1].strip().splitlines()[-1]
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _is_of_timm(error: Exception) -> bool:

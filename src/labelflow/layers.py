@@ -4,12 +4,12 @@
 """
 
 COMPUTE = (  # decides the numbers of a run
-    *("lazy", "process", "spec", "settings", "chance", "tokens", "mix", "flow", "loss", "sparse"),
+    *("lazy", "process", "spec", "settings", "tables", "chance", "tokens", "mix", "flow", "loss", "sparse"),
     *("models", "adapters", "follow", "align"),
-    *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
+    *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs
-    *("layers", "tables", "arguments", "html", "analysis", "figures", "report", "recipes", "comparison"),
+    *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "comparison"),
     *("robustness", "study", "explore", "api", "commands", "cli", "__main__"),
 )
 LAYERS = COMPUTE + PRESENTATION

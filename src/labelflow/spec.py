@@ -3,6 +3,7 @@
 import ast
 import difflib
 import inspect
+import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -85,6 +86,20 @@ def known(name: str, names: Collection[str], kind: str, listed_by: str = "") -> 
     else:
         hint = f"there are {', '.join(sorted(names))}"
     raise ValueError(f"there is no {kind} {name!r}; {hint}{f' ({listed_by} shows all)' if listed_by else ''}")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may show it in one line, whatever a file is called: control characters are escaped.
+
+    >>> printable("caf\u00e9\x1b[2J\\n.jpg")
+    'caf\u00e9\\\\x1b[2J\\\\n.jpg'
+    """
+    escaped = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, formatting, undecodable, ends of lines and paragraphs
+    letters = (
+        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in escaped else letter
+        for letter in text
+    )
+    return "".join(letters)
 
 
 def build(text: str, registry: Mapping[str, Callable[..., Any]], kind: str) -> Any:

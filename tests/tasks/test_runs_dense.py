@@ -5,6 +5,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import faster_coco_eval
+import numpy as np
+import pycocotools.coco
 import pytest
 import torch
 from PIL import Image
@@ -12,10 +15,11 @@ from safetensors.torch import load_file
 
 from labelflow.classifier import load
 from labelflow.cli import main
+from labelflow.data.images import read
 from labelflow.engine import Interrupted, Run
 from labelflow.engine.optim import norms_apart
 from labelflow.recipes import find_any
-from labelflow.tasks import evaluate_run, load_run, train_run
+from labelflow.tasks import LoadedRun, evaluate_run, find_objects, find_segments, load_run, train_run
 from labelflow.tasks.dense.task import DenseStudent
 from labelflow.tasks.detect.model import make_detector
 from labelflow.tasks.detect.settings import Sizes
@@ -99,12 +103,6 @@ def _always_asked() -> Any:
 
 def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, folder = finished
-    picture = tmp_path / "scene.png"
-    Image.effect_noise((70, 50), 80).save(picture)
-    assert main(["predict", str(folder), str(picture), "--out", str(tmp_path / "out"), "--least", "0"]) == 0
-    assert str(tmp_path / "out" / "scene.png") in capsys.readouterr().out
-    with Image.open(tmp_path / "out" / "scene.png") as drawn:
-        assert drawn.width >= 384
     assert main(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
     capsys.readouterr()
@@ -121,6 +119,91 @@ def test_commands_on_a_run(finished: tuple[str, Path], tmp_path: Path, capsys: p
         load(folder)
     assert main(["train", "quickstart", "--out", str(folder), "--resume"]) == 2
     assert f"is the run of a {kind}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    for seed, name in enumerate(("a/1.png", "b/1.jpg")):
+        (tmp_path / "scenes" / name).parent.mkdir(parents=True)
+        Image.effect_noise((70 + 20 * seed, 50), 80).save(tmp_path / "scenes" / name)
+    return tmp_path / "scenes"
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools with numpy 2
+def test_predictions_are_pictures_masks_and_objects(
+    finished: tuple[str, Path], scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, folder = finished
+    out, loaded = tmp_path / "out", load_run(folder)
+    assert main(["predict", str(folder), str(scenes), "--out", str(out), "--least", "0"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["file", "found", "picture"]
+    files = [scenes / "a" / "1.png", scenes / "b" / "1.jpg"]
+    for file, name, line in zip(files, ("a/1.png", "b/1.png"), lines, strict=True):
+        assert line.startswith(str(file))
+        assert line.split()[-1] == str(out / "pictures" / name)
+        with Image.open(out / "pictures" / name) as drawn:
+            assert drawn.width >= 384
+    if kind == "segment":
+        _check_masks(loaded, files, out, lines)
+    else:
+        _check_objects(loaded, files, out)
+
+
+def _check_masks(loaded: LoadedRun[Any], files: list[Path], out: Path, lines: list[str]) -> None:
+    assert (out / "classes.txt").read_text().splitlines() == loaded.classes
+    for file, name, line in zip(files, ("a/1.png", "b/1.png"), lines, strict=True):
+        found = find_segments(loaded, read(file))
+        with Image.open(out / "masks" / name) as mask:
+            assert len(mask.getbands()) == 1
+            assert np.array_equal(np.array(mask), found.numpy())
+        most = int(found.flatten().bincount().argmax())
+        share = 100 * (found == most).float().mean().item()
+        assert f"{loaded.classes[most]} {share:.1f} %" in line
+
+
+def _check_objects(loaded: LoadedRun[Any], files: list[Path], out: Path) -> None:
+    """COCO's own tools read them: all objects, their boxes and masks."""
+    images = json.loads((out / "images.json").read_text())
+    assert [image["file_name"] for image in images["images"]] == [str(file) for file in files]
+    assert [(image["width"], image["height"]) for image in images["images"]] == [(70, 50), (90, 50)]
+    assert [category["name"] for category in images["categories"]] == loaded.classes
+    for tools in (pycocotools.coco, faster_coco_eval):
+        results = tools.COCO(str(out / "images.json")).loadRes(str(out / "objects.json"))
+        for number, file in enumerate(files, start=1):
+            found = find_objects(loaded, read(file), least=0)
+            own = results.loadAnns(results.getAnnIds(imgIds=[number]))
+            assert len(own) == len(found["labels"]) > 0
+            assert {one["file_name"] for one in own} == {str(file)}
+            assert [one["category"] for one in own] == [loaded.classes[label] for label in found["labels"]]
+            assert [one["category_id"] for one in own] == [label + 1 for label in found["labels"].tolist()]
+            assert [one["score"] for one in own] == pytest.approx(found["scores"].tolist())
+            boxes, corners = torch.tensor([one["bbox"] for one in own]), found["boxes"]
+            torch.testing.assert_close(boxes, torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1))
+            for one, mask in zip(own, found["masks"], strict=True):
+                assert np.array_equal(results.annToMask(one), mask.numpy())
+
+
+def test_what_dense_runs_cannot_predict(
+    finished: tuple[str, Path], scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = finished
+    (scenes / "bad.png").write_text("no image")
+    out, bad = tmp_path / "out", scenes / "bad.png"
+    for arguments, message in (
+        ([], "no images; give files, folders or patterns"),
+        ([str(scenes / "a"), "--format", "csv"], "--format is for classifiers"),
+        ([str(scenes / "a"), "--out", str(bad)], "bad.png is a file; name a folder"),
+        ([str(bad), "--out", str(out)], "cannot read"),
+    ):
+        assert main(["predict", str(folder), *arguments]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert message in told
+    assert not out.exists()
+    assert main(["predict", str(folder), str(scenes), "--out", str(out), "--skip-unreadable", "1"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith(f"skipped {bad}: ")
+    assert len(told.out.splitlines()) == 3
 
 
 def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def draw_segments(image: Image.Image, classes: Tensor, names: Sequence[str], leg
     return _with_legend(drawn, [(names[number], colour(number)) for number in shown]) if legend else drawn
 
 
+def as_mask(classes: Tensor, count: int) -> Image.Image:
+    """(H, W) as a picture of class ids, which viewers show in the colours of the classes."""
+    mask = Image.fromarray(classes.byte().numpy())
+    mask.putpalette([value for number in range(count) for value in colour(number)])
+    return mask
+
+
 def draw_objects(image: Image.Image, found: dict[str, Tensor], names: Sequence[str]) -> Image.Image:
     """An image with its objects: boxes (N, 4), labels (N,), masks (N, H, W), and scores (N,) where there are some."""
     picture, pixels = _enlarged(image)

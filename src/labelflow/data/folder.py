@@ -1,5 +1,6 @@
 """A folder of images, one folder a class."""
 
+import glob
 import hashlib
 import os
 from collections.abc import Sequence
@@ -100,9 +101,34 @@ def image_files(folder: Path) -> list[str]:
     for where, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(where, folder)
-        images = [name for name in files if os.path.splitext(name)[1].lower() in EXTENSIONS and name[0] != "."]
+        images = [name for name in files if _is_image(name) and name[0] != "."]
         found += [os.path.normpath(os.path.join(below, name)) for name in images]
     return sorted(found)
+
+
+def find_images(given: Path | str) -> list[str]:
+    """A file; the images below a folder; or those that a pattern such as `photos/**/*.jpg` matches, sorted."""
+    path = str(given)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return [path]
+    matches = [path] if os.path.isdir(path) else sorted(glob.glob(path, recursive=True))
+    found = dict.fromkeys(file for match in matches for file in _images_of(match))
+    if found:
+        return list(found)
+    if os.path.isdir(path):
+        raise ValueError(f"{path} has no images; they end in {', '.join(sorted(EXTENSIONS))}")
+    raise ValueError(f"no image matches {path}" if glob.has_magic(path) else f"there is no file or folder {path}")
+
+
+def _images_of(path: str) -> list[str]:
+    """Of a folder, and of all below it; or the file itself, if it is an image."""
+    if os.path.isdir(path):
+        return [os.path.join(path, name) for name in image_files(Path(path))]
+    return [path] if _is_image(path) else []
+
+
+def _is_image(file: str) -> bool:
+    return os.path.splitext(file)[1].lower() in EXTENSIONS
 
 
 def aside_count(files: list[str], fraction: float) -> int:

@@ -24,6 +24,7 @@ from labelflow.data.views import (
     check_micro_batches,
     collate,
 )
+from labelflow.spec import printable
 
 
 class Streamed(IterableDataset[View]):
@@ -164,4 +165,4 @@ class Unreadable:
                     f"cannot read {problem} ({allowed}); fix or remove it, or skip up to N such images with "
                     f"--skip-unreadable N"
                 )
-            self.tell(f"skipped {problem}")
+            self.tell(printable(f"skipped {problem}"))

@@ -11,10 +11,10 @@ from rich.progress import Progress as Bar
 
 class Shown:
     """A context with a live bar in a terminal, and a plain line every few seconds elsewhere. quiet: show nothing (in
-    processes other than the main one)."""
+    processes other than the main one). aside: on stderr, where the bar goes when all is done; stdout is for data."""
 
-    def __init__(self, quiet: bool = False, seconds: float = 10.0) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    def __init__(self, quiet: bool = False, seconds: float = 10.0, aside: bool = False) -> None:
+        self.console = Console(quiet=quiet, stderr=aside, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
         self.bar = Bar(
             TextColumn("[bold]{task.description}"),
@@ -24,6 +24,7 @@ class Shown:
             TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             disable=not self.live,
+            transient=aside,
         )
         self.seconds, self.last_line = seconds, 0.0  # between two plain lines
 
@@ -89,8 +90,10 @@ class Progress(Shown):
 class Counted(Shown):
     """Progress over many items: speed, and time left."""
 
-    def __init__(self, what: str, things: str, total: int, quiet: bool = False, seconds: float = 10.0) -> None:
-        super().__init__(quiet, seconds)
+    def __init__(
+        self, what: str, things: str, total: int, quiet: bool = False, seconds: float = 10.0, aside: bool = False
+    ) -> None:
+        super().__init__(quiet, seconds, aside)
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
         self.done, self.worked = 0, 0  # in total, and by this process

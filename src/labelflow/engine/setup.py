@@ -10,6 +10,12 @@ from accelerate.utils import DistributedType, GradientAccumulationPlugin, Projec
 from labelflow.engine.settings import Training
 
 
+def best_device() -> torch.device:
+    """For one process: the accelerator, if there is one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
+
+
 def make_accelerator(training: Training, folder: Path | None = None) -> Accelerator:
     """As `accelerate launch` or `torchrun` configure it, or one process. Gradients are accumulated up to the batch."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))

@@ -120,12 +120,10 @@ def prepare(options: Robust, quiet: bool = False) -> Robustness:
     """Models, images and suites, all checked; nothing is measured yet."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("labelflow robust runs in one process; start it without torchrun or accelerate launch")
-    import torch
-
+    from labelflow.engine.setup import best_device
     from labelflow.robustness.evaluator import Evaluator
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = device or torch.device("cpu")
+    device = best_device()
     models, dataset = _open(options, device)
     evaluator = Evaluator(
         models,
