@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from timm.data.mixup import mixup_target, rand_bbox
 from timm.models import VisionTransformer
 from torch import Generator, Tensor, nn
 from torch.testing import assert_close
+from torchvision.transforms import v2
 
 import labelflow as lf
-from labelflow.mixers.cutmix import boxes_around, sides
+from labelflow.mixers.base import Per
+from labelflow.mixers.cutmix import boxes_around, inside, sides
 
 MODES = ["batch", "pair", "elem"]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -120,6 +123,31 @@ def test_boxes_are_timms_but_for_the_last_pixel_of_odd_sides(lam: float, height:
     assert box[:2].tolist() == [top, left]
     assert min(int(box[2]) + rows % 2, height) == bottom
     assert min(int(box[3]) + columns % 2, width) == right
+
+
+@given(lam=st.floats(0, 1), height=st.integers(1, 60), width=st.integers(1, 60), seed=st.integers(0, 2**31))
+def test_boxes_are_torchvisions(lam: float, height: int, width: int, seed: int) -> None:
+    cutmix = v2.CutMix(num_classes=2)
+    cutmix._dist = SimpleNamespace(sample=lambda shape: torch.tensor(lam, dtype=torch.float64))
+    torch.manual_seed(seed)
+    left, top, right, bottom = cutmix.make_params([torch.empty(2, 3, height, width)])["box"]
+    torch.manual_seed(seed)
+    column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
+    side = sides(torch.tensor([lam], dtype=torch.float64), (height, width))
+    share = 1 - inside(boxes_around(torch.tensor([[row, column]]), side), height, width)[0, 0]
+    expected = torch.ones(height, width)
+    expected[top:bottom, left:right] = 0
+    assert torch.equal(share, expected)
+
+
+@pytest.mark.parametrize(("mode", "per"), [("batch", "batch"), ("pair", "pair"), ("elem", "sample")])
+def test_it_is_short_for_a_choice_of_mixers(mode: str, per: Per) -> None:
+    mixup_fn = lf.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.9, switch_prob=0.5, mode=mode)
+    mixer = lf.Choose([lf.MixUp(0.8, per=per), lf.CutMix(1.0, per=per), lf.NoMix()], [0.45, 0.45, 0.1], per=per)
+    for seed in range(20):
+        ours, theirs = (mix(torch.empty(8, 3, 16, 16), seeded(seed)) for mix in (mixup_fn.mix, mixer))
+        assert torch.equal(ours.share, theirs.share)
+        assert torch.equal(ours.partner, theirs.partner)
 
 
 def test_arguments_are_timms() -> None:

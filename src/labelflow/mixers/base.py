@@ -28,7 +28,8 @@ def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int,
     """B, H, W"""
     if generator is not None and not isinstance(generator, Generator):
         raise ValueError(
-            f"a mixer takes images and a generator, not a {type(generator).__name__}; labels come later, with mix.blend"
+            f"a mixer takes images and a generator, not a {type(generator).__name__}; "
+            "labels come later, with mix.blend (labelflow.Mixup takes both, as timm's does)"
         )
     if images.ndim != 4:
         raise ValueError(f"a mixer takes images of shape (B, C, H, W), not {tuple(images.shape)}")
