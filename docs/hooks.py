@@ -1,5 +1,6 @@
-"""What the site needs beyond its pages: files that pages link to, and docstrings as Markdown."""
+"""What the site needs beyond its pages: files that pages link to, notebooks and docstrings as Markdown."""
 
+import json
 import posixpath
 import re
 from itertools import takewhile
@@ -35,15 +36,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _place(page: str, link: str) -> str:
     """Where on the site the file is to which a page links; pages of the site lie in docs/."""
     path = posixpath.normpath(posixpath.join(_path_of(page).parent.relative_to(ROOT).as_posix(), link))
-    if path.startswith("docs/"):
-        return path.removeprefix("docs/")
-    return f"repository/{path}" + ".md" * path.endswith(".py")
+    page_of = ".md" * path.endswith((".py", ".ipynb"))
+    return (path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}") + page_of
 
 
 def _path_of(place: str) -> Path:
-    if not place.startswith("repository/"):
-        return ROOT / "docs" / place
-    return ROOT / place.removeprefix("repository/").removesuffix(".md" if place.endswith(".py.md") else "")
+    path = place.removesuffix(".md") if place.endswith((".py.md", ".ipynb.md")) else place
+    return ROOT / (path.removeprefix("repository/") if path.startswith("repository/") else f"docs/{path}")
 
 
 def _linked(place: str, text: str) -> list[str]:
@@ -59,9 +58,29 @@ def _file(place: str, config: MkDocsConfig) -> File:
     if path.suffix == ".py":
         name = path.relative_to(ROOT).as_posix()
         return File.generated(config, place, content=f"{UNSEARCHED}# {name}\n\n``````python\n{_text(path)}``````\n")
+    if path.suffix == ".ipynb":
+        return File.generated(config, place, content=_notebook(path))
     if path.suffix == ".md":
         return File.generated(config, place, content=UNSEARCHED + _text(path))
     return File.generated(config, place, abs_src_path=str(path))
+
+
+def _notebook(path: Path) -> str:
+    return "\n\n".join(map(_cell, json.loads(_text(path))["cells"]))
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    return "\n\n".join([f"```python\n{source}\n```", *map(_output, cell["outputs"])])
+
+
+def _output(output: dict[str, Any]) -> str:
+    shown = {kind: "".join(data).strip() for kind, data in output.get("data", {}).items()}
+    if "image/png" in shown:
+        return f'<img alt="" src="data:image/png;base64,{shown["image/png"]}">'
+    return shown.get("text/html") or f"```text\n{shown.get('text/plain') or ''.join(output['text']).strip()}\n```"
 
 
 class PlainDocstrings(griffe.Extension):

@@ -49,7 +49,7 @@ def images_for(family: str, batch: int = 4) -> Tensor:
 
 def box_mix(images: Tensor) -> lf.Mix:
     """A box, one for each sample, whose edges cut through patches."""
-    return lf.CutMix(alpha=1.0, per_sample=True)(images, torch.Generator().manual_seed(5))
+    return lf.CutMix(alpha=1.0, per="sample")(images, torch.Generator().manual_seed(5))
 
 
 def fill(model: nn.Module, skip: tuple[str, ...] = ()) -> nn.Module:

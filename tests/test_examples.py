@@ -1,5 +1,6 @@
 """Examples, benchmarks and documentation, run as a user runs them."""
 
+import difflib
 import doctest
 import importlib
 import json
@@ -141,11 +142,36 @@ def test_documentation(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exec(compile("\n".join(blocks), page.name, "exec"), {"__name__": "__main__"})
 
 
+DIFF = re.compile(r"(\w+) lines? (?:is|are) new, (\w+) (?:go|goes)\b[^`]*```diff\n(.*?)```", re.DOTALL)
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```diff" in page.read_text()], ids=lambda page: page.stem)
+def test_changed_lines_are_counted(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diff has the number of its lines above it, none more than needed; what was and what is both run."""
+    monkeypatch.chdir(tmp_path)
+    found = DIFF.findall(page.read_text())
+    assert len(found) == page.read_text().count("```diff")
+    for new, gone, diff in found:
+        sides = [[line[1:] for line in diff.splitlines() if not line.startswith(other)] for other in "+-"]
+        marks = [line[0] for line in difflib.ndiff(*sides)]
+        assert [NUMBERS.index(new.lower()), NUMBERS.index(gone.lower())] == [marks.count("+"), marks.count("-")]
+        assert marks.count("+") == len(re.findall(r"^\+", diff, re.MULTILINE))
+        for side in sides:
+            exec(compile("\n".join(side), page.name, "exec"), {"__name__": "__main__"})
+
+
+def test_lines_are_counted_nowhere_else() -> None:
+    count = re.compile(rf"\b({'|'.join(NUMBERS)}|\d+) lines? (change|is new|are new)", re.IGNORECASE)
+    for page in [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]:
+        assert not count.search(DIFF.sub("", page.read_text())), page.name
+
+
 def commands(page: Path) -> list[list[str]]:
     """The command lines of a page, after `labelflow`: in its blocks, and in its text where they are complete."""
     text = page.read_text().replace("\\\n", " ")
     fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-    lines = [line for language, block in fence.findall(text) if language != "python" for line in block.splitlines()]
+    lines = [line for language, block in fence.findall(text) if not language for line in block.splitlines()]
     spans = re.findall(r"`(labelflow [^`]+)`", fence.sub("", text))
     words = [shlex.split(line, comments=True) for line in [*lines, *spans] if re.search(r"(^|\s)labelflow(\s|$)", line)]
     found = [line[line.index("labelflow") + 1 :] for line in words]

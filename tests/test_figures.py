@@ -244,7 +244,7 @@ def test_rmse_is_that_of_the_targets(runs: Path) -> None:
     data = rmse.compute(FigureRequest((str(runs / "vit"),), count=12))
     classifier = load(runs / "vit")
     images = torch.stack([seen.image for seen in images_of(classifier, 12)])
-    mix = lf.CutMix(alpha=1.0, per_sample=True)(images, generator=rmse.generator(0, 0))
+    mix = lf.CutMix(alpha=1.0, per="sample")(images, generator=rmse.generator(0, 0))
     share = lf.Aligned(classifier.model)(mix.apply(images), mix.share)[1]
     assert data.rows[0].now.tl_align == pytest.approx(float((share - mix.lam).square().mean().sqrt()), rel=1e-4)
     assert alignment_rmse(classifier.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
@@ -261,7 +261,7 @@ def test_ratio_distances_by_hand(runs: Path) -> None:
     gaps: dict[str, list[float]] = {"CutMix": [], "TL-Align": [], "always 0.5": []}
     truths: list[float] = []
     for number, pair in enumerate(pairs_of(classifier, 3)):
-        mixer = ratio.make_mixer("cutmix(alpha=1.0, per_sample=True)")
+        mixer = ratio.make_mixer("cutmix(alpha=1.0, per='sample')")
         mix = ratio.draw_mix(classifier, pair, mixer, number, draws=1)
         for layer in layer_ratios(classifier.model, torch.stack([seen.image for seen in pair]), mix):
             similarity = float(layer.similarity[0])

@@ -88,7 +88,7 @@ def test_pvt() -> None:
         assert_close(model.forward_features(images)[:, 0], arrays["features_cls"], atol=3e-4, rtol=0)
 
 
-@pytest.mark.parametrize("mixer", [lf.CutMix(grid=1, per_sample=True), lf.MixToken(patch=1, per_sample=True)])
+@pytest.mark.parametrize("mixer", [lf.CutMix(grid=1, per="sample"), lf.MixToken(patch=1, per="sample")])
 def test_boxes_on_a_token_grid(mixer: lf.mixers.Mixer) -> None:
     """On a grid of patches (here, pixels of a 14×14 image), boxes are drawn as the public code draws them."""
     facts = json.loads((GOLDEN / "mixtoken_bbox_stats.json").read_text())

@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from torch.testing import assert_close
 
 import labelflow as lf
+from labelflow.mixers.base import Per
 
 
 class Shown:
@@ -26,24 +27,31 @@ class Shown:
 
 MIXERS = {
     "cutmix": lf.CutMix(),
-    "cutmix, one each": lf.CutMix(0.5, per_sample=True, pairing="permute"),
-    "cutmix, on a grid": lf.CutMix(grid=4, per_sample=True),
-    "mixtoken": lf.MixToken(patch=4, per_sample=True),
-    "cutmix, minmax": lf.CutMix(minmax=(0.2, 0.8), per_sample=True),
+    "cutmix, one each": lf.CutMix(0.5, per="sample", pairing="permute"),
+    "cutmix, on a grid": lf.CutMix(grid=4, per="sample"),
+    "mixtoken": lf.MixToken(patch=4, per="sample"),
+    "cutmix, minmax": lf.CutMix(minmax=(0.2, 0.8), per="sample"),
     "mixup": lf.MixUp(),
-    "mixup, one each": lf.MixUp(0.3, per_sample=True),
+    "mixup, one each": lf.MixUp(0.3, per="sample"),
+    "cutmix, one a pair": lf.CutMix(per="pair", correct_lam=False),
+    "mixup, one a pair": lf.MixUp(per="pair"),
+    "random, one a pair": lf.RandomPatches(patch=4, per="pair"),
     "random": lf.RandomPatches(patch=4),
     "blocks": lf.BlockPatches(patch=4),
-    "blocks, one for all": lf.BlockPatches(patch=4, per_sample=False, pairing="permute"),
+    "blocks, one for all": lf.BlockPatches(patch=4, per="batch", pairing="permute"),
     "puzzle": Shown(lf.PuzzleMix()),
     "tokenmix": lf.TokenMix(patch=4),
     "smmix": Shown(lf.SMMix()),
     "saliency": Shown(lf.SaliencyMix()),
-    "saliency, one for all": Shown(lf.SaliencyMix(0.5, per_sample=False, pairing="permute")),
+    "saliency, one for all": Shown(lf.SaliencyMix(0.5, per="batch", pairing="permute")),
+    "saliency, one a pair": Shown(lf.SaliencyMix(per="pair")),
     "attentive": Shown(lf.AttentiveCutMix(alpha=2.0, pairing="permute")),
     "none": lf.NoMix(),
     "choose": lf.Choose([lf.MixUp(), lf.CutMix(), lf.NoMix()], [0.3, 0.5, 0.2]),
-    "choose, each": lf.Choose([lf.MixUp(), lf.CutMix(per_sample=True), lf.NoMix()], [0.3, 0.5, 0.2], per_sample=True),
+    "choose, each": lf.Choose([lf.MixUp(), lf.CutMix(per="sample"), lf.NoMix()], [0.3, 0.5, 0.2], per="sample"),
+    "choose, one a pair": lf.Choose(
+        [lf.MixUp(per="pair"), lf.CutMix(per="pair", correct_lam=False), lf.NoMix()], [0.3, 0.5, 0.2], per="pair"
+    ),
 }
 
 batches = st.integers(1, 9)
@@ -76,6 +84,54 @@ def test_every_mix_is_sound(name: str, batch: int, height: int, width: int, seed
     assert torch.equal(again.partner, mix.partner)
 
 
+def groups(mix: lf.Mix) -> list[int]:
+    """For each image the first that has the same share."""
+    return [next(i for i, other in enumerate(mix.share) if torch.equal(one, other)) for one in mix.share]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 8])
+@pytest.mark.parametrize("name", [name for name in MIXERS if "one a pair" in name])
+def test_one_draw_a_pair(name: str, batch: int) -> None:
+    """Partners share it, and it is none of the others'. An odd batch's middle image is by itself."""
+    images = torch.rand(batch, 3, 64, 64)
+    mixes = [MIXERS[name](images, seeded(seed)) for seed in range(20)]
+    assert all(torch.equal(mix.share, mix.share.flip(0)) for mix in mixes)
+    assert any(groups(mix) == [min(i, batch - 1 - i) for i in range(batch)] for mix in mixes)
+    for mix in mixes:
+        assert torch.equal(mix.lam, mix.lam.flip(0))
+        assert torch.equal(mix.apply(images)[batch // 2], images[batch // 2]) or batch % 2 == 0
+        if "choose" not in name:
+            assert mix.partner.tolist() == list(reversed(range(batch)))
+
+
+@given(per=st.sampled_from(["batch", "pair", "sample"]), batch=batches, seed=seeds)
+def test_lambda_as_it_was_drawn(per: Per, batch: int, seed: int) -> None:
+    """It is the λ that the box was made for; labels go by it, pixels do not."""
+    images = torch.rand(batch, 1, 40, 60)
+    corrected = lf.CutMix(per=per)(images, seeded(seed))
+    drawn = lf.CutMix(per=per, correct_lam=False)(images, seeded(seed))
+    assert torch.equal(drawn.share, corrected.share)
+    assert (drawn.lam <= corrected.lam + 1e-6).all()  # sides are rounded down, boxes are clipped
+    inside = (drawn.share[:, :, [0, -1]] == 1).all((1, 2, 3)) & (drawn.share[..., [0, -1]] == 1).all((1, 2, 3))
+    assert (corrected.lam - drawn.lam < 2 / 40 + 2 / 60)[inside].all()  # at most two pixels of a side
+    y = torch.rand(batch, 5)
+    assert_close(drawn.blend(y), drawn.lam[:, None] * y + (1 - drawn.lam[:, None]) * y.flip(0))
+    assert torch.equal(drawn.blend(y, corrected.lam), corrected.blend(y))
+    beside = lf.CutMix(per=per, minmax=(0.2, 0.8), correct_lam=False)(images, seeded(seed))
+    assert torch.equal(beside.lam, beside.share.mean((1, 2, 3)))
+
+
+def test_lambda_as_it_was_drawn_is_beta() -> None:
+    lam = lf.CutMix(0.5, per="sample", correct_lam=False)(torch.empty(20_000, 1, 8, 8), seeded(0)).lam
+    assert abs(lam.mean() - 0.5) < 0.01
+    assert abs(lam.var() - 0.125) < 0.005
+    choose = lf.Choose([lf.MixUp(per="sample"), lf.CutMix(per="sample", correct_lam=False)], [0.5, 0.5], per="sample")
+    mix = choose(torch.empty(20, 1, 8, 8), seeded(0))
+    plain = mix.share.amin((1, 2, 3)) == mix.share.amax((1, 2, 3))
+    assert_close(mix.lam[plain], mix.share[plain, 0, 0, 0])
+    assert not torch.allclose(mix.lam[~plain], mix.share[~plain].mean((1, 2, 3)))
+
+
 def test_every_registered_mixer_is_held_to_it() -> None:
     assert set(lf.mixers.MIXERS.values()) <= {type(getattr(mixer, "mixer", mixer)) for mixer in MIXERS.values()}
 
@@ -94,9 +150,9 @@ def test_all_randomness_comes_from_the_generator(name: str) -> None:
 def test_without_a_generator_the_global_seed_counts() -> None:
     images = torch.rand(4, 3, 32, 32)
     torch.manual_seed(5)
-    first = lf.CutMix(per_sample=True)(images).share
+    first = lf.CutMix(per="sample")(images).share
     torch.manual_seed(5)
-    assert torch.equal(lf.CutMix(per_sample=True)(images).share, first)
+    assert torch.equal(lf.CutMix(per="sample")(images).share, first)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
@@ -119,7 +175,7 @@ def box(share: Tensor) -> tuple[int, int, int, int] | None:
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), seed=seeds)
 def test_cutmix_pastes_one_box(height: int, width: int, seed: int) -> None:
-    share = lf.CutMix(per_sample=True)(torch.empty(4, 3, height, width), seeded(seed)).share[:, 0]
+    share = lf.CutMix(per="sample")(torch.empty(4, 3, height, width), seeded(seed)).share[:, 0]
     for one in share:
         edges = box(one)
         if edges is not None:
@@ -130,7 +186,7 @@ def test_cutmix_pastes_one_box(height: int, width: int, seed: int) -> None:
 
 def test_cutmix_boxes_follow_the_image_not_its_transpose() -> None:
     """On a wide image boxes are wide: both sides take the same part of the image's."""
-    share = lf.CutMix(per_sample=True)(torch.empty(2000, 1, 20, 200), seeded(0)).share[:, 0]
+    share = lf.CutMix(per="sample")(torch.empty(2000, 1, 20, 200), seeded(0)).share[:, 0]
     edges = [found for one in share if (found := box(one))]
     height = sum(bottom - top for top, bottom, _, _ in edges) / len(edges)
     width = sum(right - left for _, _, left, right in edges) / len(edges)
@@ -140,16 +196,16 @@ def test_cutmix_boxes_follow_the_image_not_its_transpose() -> None:
 
 
 def test_cutmix_keeps_boxes_on_its_grid() -> None:
-    share = lf.CutMix(grid=16, per_sample=True)(torch.empty(64, 3, 64, 96), seeded(0)).share
+    share = lf.CutMix(grid=16, per="sample")(torch.empty(64, 3, 64, 96), seeded(0)).share
     tokens = torch.nn.functional.avg_pool2d(share, 16)
     assert set(tokens.unique().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_mixtoken_pastes_the_boxes_of_cutmix_on_the_token_grid(per_sample: bool) -> None:
+@pytest.mark.parametrize("per", ["batch", "sample"])
+def test_mixtoken_pastes_the_boxes_of_cutmix_on_the_token_grid(per: Per) -> None:
     images = torch.empty(32, 3, 64, 96)
-    mix = lf.MixToken(0.7, patch=16, per_sample=per_sample, pairing="permute")(images, seeded(1))
-    boxes = lf.CutMix(0.7, grid=16, per_sample=per_sample, pairing="permute")(images, seeded(1))
+    mix = lf.MixToken(0.7, patch=16, per=per, pairing="permute")(images, seeded(1))
+    boxes = lf.CutMix(0.7, grid=16, per=per, pairing="permute")(images, seeded(1))
     assert (mix.at, boxes.at) == ("tokens", "image")
     assert torch.equal(mix.share, boxes.share)
     assert torch.equal(mix.partner, boxes.partner)
@@ -159,7 +215,7 @@ def test_mixtoken_pastes_the_boxes_of_cutmix_on_the_token_grid(per_sample: bool)
 
 def test_cutmix_alpha_shapes_the_area() -> None:
     def spread(alpha: float) -> float:
-        return float(lf.CutMix(alpha, per_sample=True)(torch.empty(4000, 1, 64, 64), seeded(0)).lam.std())
+        return float(lf.CutMix(alpha, per="sample")(torch.empty(4000, 1, 64, 64), seeded(0)).lam.std())
 
     assert spread(0.1) > spread(1.0) > spread(20.0)
 
@@ -167,7 +223,7 @@ def test_cutmix_alpha_shapes_the_area() -> None:
 @given(seed=seeds, low=st.floats(0, 1), high=st.floats(0, 1))
 def test_cutmix_minmax_bounds_the_sides(seed: int, low: float, high: float) -> None:
     low, high = sorted((low, high))
-    share = lf.CutMix(minmax=(low, high), per_sample=True)(torch.empty(8, 3, 20, 30), seeded(seed)).share[:, 0]
+    share = lf.CutMix(minmax=(low, high), per="sample")(torch.empty(8, 3, 20, 30), seeded(seed)).share[:, 0]
     for one in share:
         edges = box(one)
         if edges is None:
@@ -179,7 +235,7 @@ def test_cutmix_minmax_bounds_the_sides(seed: int, low: float, high: float) -> N
 
 
 def test_cutmix_minmax_puts_boxes_everywhere() -> None:
-    share = lf.CutMix(minmax=(0.5, 0.5), per_sample=True)(torch.empty(2000, 1, 20, 20), seeded(0)).share
+    share = lf.CutMix(minmax=(0.5, 0.5), per="sample")(torch.empty(2000, 1, 20, 20), seeded(0)).share
     covered = 1 - share.mean((0, 1))
     assert_close(covered, covered.flip(0), atol=0.06, rtol=0)
     assert_close(covered, covered.flip(1), atol=0.06, rtol=0)
@@ -188,7 +244,7 @@ def test_cutmix_minmax_puts_boxes_everywhere() -> None:
 
 
 def test_mixup_is_constant_and_beta() -> None:
-    mix = lf.MixUp(0.8, per_sample=True)(torch.empty(20_000, 1, 2, 2), seeded(0))
+    mix = lf.MixUp(0.8, per="sample")(torch.empty(20_000, 1, 2, 2), seeded(0))
     assert (mix.share.amax((1, 2, 3)) == mix.share.amin((1, 2, 3))).all()
     beta = torch.distributions.Beta(0.8, 0.8)
     assert abs(mix.lam.mean() - 0.5) < 0.01
@@ -259,7 +315,7 @@ def test_choose_keeps_its_probabilities() -> None:
     generator = seeded(0)
     unmixed = sum(bool((choose(images, generator).share == 1).all()) for _ in range(1000)) / 1000
     assert abs(unmixed - 0.7) < 0.05
-    each = lf.Choose([lf.MixUp(), lf.NoMix()], [0.3, 0.7], per_sample=True)
+    each = lf.Choose([lf.MixUp(), lf.NoMix()], [0.3, 0.7], per="sample")
     mix = each(torch.empty(2000, 1, 4, 4), seeded(0))
     plain = mix.lam == 1
     assert abs(plain.float().mean() - 0.7) < 0.04
@@ -278,6 +334,10 @@ def test_choose_keeps_its_probabilities() -> None:
         (lambda: lf.CutMix(grid=0), "grid"),
         (lambda: lf.CutMix(minmax=(0.8, 0.2)), "minmax"),
         (lambda: lf.CutMix(pairing="roll"), "pairing must be 'flip'"),  # type: ignore[arg-type]
+        (lambda: lf.CutMix(minmax=(0.1, 0.2, 0.3)), "minmax must be two parts"),  # type: ignore[arg-type]
+        (lambda: lf.CutMix(per="elem"), "per must be 'batch', 'pair' or 'sample'.*not 'elem'"),  # type: ignore[arg-type]
+        (lambda: lf.MixUp(per="pair", pairing="permute"), "per='pair' needs pairing='flip'.*not 'permute'"),
+        (lambda: lf.Choose([lf.NoMix()], [1.0], per=True), "per must be"),  # type: ignore[arg-type]
         (lambda: lf.BlockPatches(patch=0), "patch"),
         (lambda: lf.Choose([lf.NoMix()], [0.5, 0.5]), "a probability for each mixer, not 2 for 1"),
         (lambda: lf.Choose([lf.NoMix(), lf.MixUp()], [0.5, 0.6]), "sum to 1"),
@@ -293,8 +353,8 @@ def test_bad_input(make: object, message: str) -> None:
 
 
 def test_a_batch_is_mixed_in_one_place() -> None:
-    choose = lf.Choose([lf.MixToken(patch=4), lf.CutMix()], [0.5, 0.5], per_sample=True)
+    choose = lf.Choose([lf.MixToken(patch=4), lf.CutMix()], [0.5, 0.5], per="sample")
     with pytest.raises(ValueError, match="choose per batch"):
         choose(torch.rand(4, 3, 16, 16))
-    some = lf.Choose([lf.MixToken(patch=4), lf.NoMix()], [0.5, 0.5], per_sample=True)
+    some = lf.Choose([lf.MixToken(patch=4), lf.NoMix()], [0.5, 0.5], per="sample")
     assert some(torch.rand(4, 3, 16, 16)).at == "tokens"

@@ -32,6 +32,7 @@ class Mix:
     at: Literal["image", "tokens"] = "image"  # where it happens: to pixels, or to tokens after the patch embedding
     sources: Tensor | None = None  # (B, 2, h, w) long: for mixers that move cells of an image, the cell that each cell
     # shows, of the own image and of the partner's, counted row by row. None: everything stays at its place
+    drawn: Tensor | None = None  # (B,) λ as it was drawn, if labels that are not aligned go by it. None: by the area
 
     def __post_init__(self) -> None:
         if self.share.ndim != 4 or self.share.shape[1] != 1:
@@ -45,6 +46,8 @@ class Mix:
             )
         if self.sources is not None and (self.sources.ndim != 4 or self.sources.shape[:2] != (len(self.partner), 2)):
             raise ValueError(f"sources must have the shape (B, 2, h, w), not {tuple(self.sources.shape)}")
+        if self.drawn is not None and self.drawn.shape != self.partner.shape:
+            raise ValueError(f"drawn must have the shape (B,) = ({len(self.partner)},), not {tuple(self.drawn.shape)}")
         if self.sources is not None and self.at == "tokens":
             raise ValueError("sources move pixels; a mix of tokens has none")
 
@@ -54,8 +57,8 @@ class Mix:
 
     @property
     def lam(self) -> Tensor:
-        """The real area share of one's own image, (B,)."""
-        return self.share.mean((1, 2, 3))
+        """How much of a label is one's own if it is not aligned, (B,): the real area share, unless λ was `drawn`."""
+        return self.share.mean((1, 2, 3)) if self.drawn is None else self.drawn
 
     def apply(self, images: Tensor) -> Tensor:
         """Mix the images, (B, C, H, W): Eq. 1. The input is left as it is, and comes back where tokens are mixed."""

@@ -44,7 +44,7 @@ def tokens_after_each_block(model: torch.nn.Module, images: Tensor) -> list[Tens
 def test_layers_are_eq_13_and_the_flow(pooled: bool) -> None:
     model = vit(**{"class_token": False, "global_pool": "avg"} if pooled else {})
     images = torch.rand(3, 3, 32, 32)
-    mix = lf.CutMix(per_sample=True)(images)
+    mix = lf.CutMix(per="sample")(images)
     layers = layer_ratios(model, images, mix)
     clean, mixed = tokens_after_each_block(model, images), tokens_after_each_block(model, mix.apply(images))
     trace = lf.Aligned(model).trace(mix.apply(images), mix.share)
@@ -72,7 +72,7 @@ def test_an_image_mixed_with_nothing_resembles_itself_most() -> None:
 @torch.no_grad()
 def test_methods() -> None:
     model, images = vit(), torch.rand(4, 3, 32, 32)
-    mix = lf.CutMix(per_sample=True)(images)
+    mix = lf.CutMix(per="sample")(images)
     ratios = method_ratios(model, images, mix)
     assert list(ratios) == ["CutMix", "TransMix", "Token Labeling", "TL-Align"]
     torch.testing.assert_close(ratios["CutMix"], mix.share.mean((1, 2, 3)))

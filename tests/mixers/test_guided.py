@@ -82,6 +82,6 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="SMMix has no guide: make it with make_mixer"):
         mix_batch(lf.SMMix(), batch)
     with pytest.raises(ValueError, match="can't be chosen per sample"):
-        lf.Choose([GuidedMixer(SaliencyMix(), Recorded()), lf.CutMix()], [0.5, 0.5], per_sample=True)
+        lf.Choose([GuidedMixer(SaliencyMix(), Recorded()), lf.CutMix()], [0.5, 0.5], per="sample")
     with pytest.raises(ValueError, match="GuidedMixer needs importance: use mix_batch"):
         lf.Choose([GuidedMixer(SaliencyMix(), Recorded())], [1.0])(batch.images)

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.testing import assert_close
 
 import labelflow as lf
-from labelflow.mixers.base import draw_beta
+from labelflow.mixers.base import Per, draw_beta
 
 
 def seeded(seed: int) -> Generator:
@@ -42,17 +42,18 @@ def oracle(importance: Tensor, lam: float, height: int, width: int) -> Tensor:
     shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     grid=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     levels=st.integers(1, 50),  # few: ties, and nothing at all
-    per_sample=st.booleans(),
+    per=st.sampled_from(["batch", "pair", "sample"]),
     seed=st.integers(0, 2**31),
 )
 def test_saliencymix_is_its_definition(
-    batch: int, shape: tuple[int, int], grid: tuple[int, int], levels: int, per_sample: bool, seed: int
+    batch: int, shape: tuple[int, int], grid: tuple[int, int], levels: int, per: Per, seed: int
 ) -> None:
     importance = torch.randint(levels, (batch, *grid), generator=seeded(seed)).float()
-    mix = lf.SaliencyMix(0.7, per_sample=per_sample)(torch.empty(batch, 3, *shape), seeded(seed), importance=importance)
-    lams = draw_beta(0.7, batch if per_sample else 1, seeded(seed)).tolist()
+    mix = lf.SaliencyMix(0.7, per=per)(torch.empty(batch, 3, *shape), seeded(seed), importance=importance)
+    count = {"batch": 1, "pair": (batch + 1) // 2, "sample": batch}[per]
+    lams = draw_beta(0.7, count, seeded(seed)).tolist()
     for index in range(batch):
-        own = index if per_sample else 0
+        own = {"batch": 0, "pair": min(index, batch - 1 - index), "sample": index}[per]
         expected = oracle(importance[batch - 1 - own], lams[own], *shape)
         assert torch.equal(mix.share[index, 0], expected)
         assert_close(mix.lam[index], expected.mean())

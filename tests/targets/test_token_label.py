@@ -45,7 +45,7 @@ def token_shares(mix: lf.Mix, grid: tuple[int, int]) -> Tensor:
 
 
 @pytest.mark.parametrize("image_label", ["pooled", "given"])
-@pytest.mark.parametrize("mixer", [lf.CutMix(per_sample=True), lf.MixUp(0.8), lf.MixToken(patch=8), lf.NoMix()])
+@pytest.mark.parametrize("mixer", [lf.CutMix(per="sample"), lf.MixUp(0.8), lf.MixToken(patch=8), lf.NoMix()])
 def test_equation_4(mixer: object, image_label: str) -> None:
     model, images = build("vit"), images_for("vit")
     target = TokenLabel(image_label=image_label)

@@ -53,7 +53,7 @@ def by_hand(logits: Tensor, truth: Truth, mix: lf.Mix, smoothing: float) -> Tens
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("mixer", [lf.TokenMix(patch=8), lf.CutMix(per_sample=True), lf.MixUp(0.8), lf.NoMix()])
+@pytest.mark.parametrize("mixer", [lf.TokenMix(patch=8), lf.CutMix(per="sample"), lf.MixUp(0.8), lf.NoMix()])
 def test_the_definition(mixer: lf.mixers.Mixer, smoothing: float) -> None:
     images = torch.randn(5, 3, 32, 32)
     mix = mixer(images, torch.Generator().manual_seed(1))
@@ -77,7 +77,7 @@ def test_maps_that_are_uniform_and_shares_that_are_constant_give_the_area(seed: 
     """The plain, smoothed label."""
     images = torch.empty(4, 3, 32, 32)
     generator = torch.Generator().manual_seed(seed)
-    mix = lf.MixUp()(images, generator) if constant else lf.CutMix(per_sample=True)(images, generator)
+    mix = lf.MixUp()(images, generator) if constant else lf.CutMix(per="sample")(images, generator)
     truth = truth_for(4, 16, seed % 1000)
     truth = truth if constant else truth._replace(dense=uniform(4, 16))
     logits = torch.randn(4, C, generator=generator)

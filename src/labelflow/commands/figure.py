@@ -18,7 +18,7 @@ def figure(
     out: Path | None = None,
     weights: str = "",
     count: int = 0,
-    mixer: str = "cutmix(alpha=1.0, per_sample=True)",
+    mixer: str = "cutmix(alpha=1.0, per='sample')",
     annotator: str = "",
     data: str = "",
     top: int = 1,

@@ -41,7 +41,7 @@ class FigureRequest:
     files: tuple[Path, ...] = ()  # images; none: evaluation images
     weights: str = ""  # as `labelflow.classifier.load` takes them; '': best of runs, pretrained of timm's models
     count: int = 0  # of images or pairs; 0: the figure's default
-    mixer: str = "cutmix(alpha=1.0, per_sample=True)"
+    mixer: str = "cutmix(alpha=1.0, per='sample')"
     annotator: str = ""  # the run or model whose label maps Token Labeling uses; '': the model itself
     data: str = ""  # other evaluation images than the run's own
     top: int = 1  # classes to show relevance for

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from labelflow.mixers.puzzlemix import PuzzleMix
     from labelflow.mixers.saliencymix import SaliencyMix
     from labelflow.mixers.smmix import SMMix
+    from labelflow.mixers.timm_mixup import Mixup
 else:
     __getattr__, __dir__ = exports(__name__)
 
@@ -46,6 +47,7 @@ __all__ = [
     "MixToken",
     "MixUp",
     "Mixer",
+    "Mixup",
     "NoMix",
     "PuzzleMix",
     "RandomPatches",

@@ -17,6 +17,7 @@ from torch import Generator, Tensor
 from labelflow.mix import Mix
 
 Pairing = Literal["flip", "permute"]
+Per = Literal["batch", "pair", "sample"]
 
 
 class Mixer(Protocol):
@@ -27,7 +28,8 @@ def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int,
     """B, H, W"""
     if generator is not None and not isinstance(generator, Generator):
         raise ValueError(
-            f"a mixer takes images and a generator, not a {type(generator).__name__}; labels come later, with mix.blend"
+            f"a mixer takes images and a generator, not a {type(generator).__name__}; "
+            "labels come later, with mix.blend (labelflow.Mixup takes both, as timm's does)"
         )
     if images.ndim != 4:
         raise ValueError(f"a mixer takes images of shape (B, C, H, W), not {tuple(images.shape)}")
@@ -55,11 +57,31 @@ def check_pairing(pairing: Pairing) -> Pairing:
     return pairing
 
 
+def check_per(per: Per, pairing: Pairing = "flip") -> Per:
+    if per not in ("batch", "pair", "sample"):
+        raise ValueError(f"per must be 'batch', 'pair' or 'sample', for what one draw is, not {per!r}")
+    if per == "pair" and pairing != "flip":
+        raise ValueError(f"per='pair' needs pairing='flip', where two images are each other's partner, not {pairing!r}")
+    return per
+
+
 def partners(pairing: Pairing, batch: int, device: torch.device, generator: Generator | None) -> Tensor:
     """Who is mixed with whom, (B,). In an odd batch's middle, "flip" pairs an image with itself."""
     if pairing == "flip":
         return torch.arange(batch - 1, -1, -1, device=device)
     return torch.randperm(batch, generator=generator, device=_device(generator)).to(device)
+
+
+def draws(per: Per, batch: int) -> int:
+    """How many draws a batch takes."""
+    return {"batch": 1, "pair": (batch + 1) // 2, "sample": batch}[per]
+
+
+def spread(drawn: Tensor, batch: int) -> Tensor:
+    """To each image what was drawn for it, for its pair or for all: (count, ...), see `draws`, -> (B, ...)"""
+    if len(drawn) in (1, batch):
+        return drawn.expand(batch, *drawn.shape[1:])
+    return torch.cat([drawn, drawn[: batch // 2].flip(0)])
 
 
 def draw_beta(alpha: float, count: int, generator: Generator | None) -> Tensor:

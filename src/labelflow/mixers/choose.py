@@ -1,4 +1,4 @@
-"""Several mixers, one of which is drawn for each batch or for each sample; and a batch mixed by any mixer."""
+"""Several mixers, one of which is drawn for each batch, pair or sample; and a batch mixed by any mixer."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from labelflow.guides import GUIDES, Guidance, UnmixedBatch
 from labelflow.mix import Mix
 from labelflow.mixers import MIXERS
-from labelflow.mixers.base import Mixer, check_images, draw_uniform
+from labelflow.mixers.base import Mixer, Per, check_images, check_per, draw_uniform, draws, spread
 from labelflow.mixers.guided import Guided, GuidedMixer
 from labelflow.mixers.mixup import NoMix
 from labelflow.spec import build, mixture
@@ -22,39 +22,42 @@ NEED_IMPORTANCE = (Guided, GuidedMixer)
 class Choose:
     """One of several mixers, with these probabilities.
 
+    per: one choice for the "batch", for each "pair" (first image with last), or for each "sample". What the mixers draw
+    is theirs to say.
+
     >>> from labelflow import CutMix, MixUp, NoMix
     >>> deit = Choose([MixUp(0.8), CutMix(1.0)], [0.5, 0.5])
-    >>> sometimes = Choose([CutMix(1.0), NoMix()], [0.8, 0.2], per_sample=True)
+    >>> sometimes = Choose([CutMix(1.0), NoMix()], [0.8, 0.2], per="sample")
     >>> mix = sometimes(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
     """
 
-    def __init__(self, mixers: Sequence[AnyMixer], probabilities: Sequence[float], *, per_sample: bool = False) -> None:
+    def __init__(self, mixers: Sequence[AnyMixer], probabilities: Sequence[float], *, per: Per = "batch") -> None:
         if not mixers or len(mixers) != len(probabilities):
             raise ValueError(
                 f"Choose needs a probability for each mixer, not {len(probabilities)} for {len(mixers)} mixers"
             )
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-6):
             raise ValueError(f"probabilities must not be negative and must sum to 1, not {list(probabilities)}")
-        if per_sample and any(isinstance(mixer, NEED_IMPORTANCE) for mixer in mixers):
-            raise ValueError("a mixer that needs importance can't be chosen per sample; choose per batch")
+        if per != "batch" and any(isinstance(mixer, NEED_IMPORTANCE) for mixer in mixers):
+            raise ValueError(f"a mixer that needs importance can't be chosen per {per}; choose per batch")
         self.mixers = list(mixers)
         self.probabilities = list(probabilities)
-        self.per_sample = per_sample
+        self.per = check_per(per)
 
     def pick(self, generator: Generator | None = None) -> AnyMixer:
-        """The mixer of a batch; for a choice per sample, this one."""
-        return self if self.per_sample else self.mixers[int(self._draw(1, generator))]
+        """The mixer of a batch; for a choice per pair or sample, this one."""
+        return self.mixers[int(self._draw(1, generator))] if self.per == "batch" else self
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, _, _ = check_images(images, generator)
-        if not self.per_sample:
+        if self.per == "batch":
             mixer = self.pick(generator)
             if isinstance(mixer, NEED_IMPORTANCE):
                 raise ValueError(
                     f"{type(mixer).__name__} needs importance: use mix_batch, or call what pick(generator) returns"
                 )
             return mixer(images, generator)
-        choice = self._draw(batch, generator)
+        choice = spread(self._draw(draws(self.per, batch), generator), batch)
         mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, NEED_IMPORTANCE)]
         at = {mix.at for mix, mixer in zip(mixes, self.mixers, strict=True) if not isinstance(mixer, NoMix)}
         if len(at) > 1:
@@ -62,7 +65,10 @@ class Choose:
         choice, sample = choice.to(images.device, non_blocking=True), torch.arange(batch, device=images.device)
         partner = torch.stack([mix.partner for mix in mixes])[choice, sample]
         share = torch.stack([mix.share for mix in mixes])[choice, sample]
-        return Mix(partner, share, "tokens" if "tokens" in at else "image")
+        drawn = None
+        if any(mix.drawn is not None for mix in mixes):
+            drawn = torch.stack([mix.lam for mix in mixes])[choice, sample]
+        return Mix(partner, share, "tokens" if "tokens" in at else "image", drawn=drawn)
 
     def _draw(self, count: int, generator: Generator | None) -> Tensor:
         """Places in the list of mixers, (count,)"""

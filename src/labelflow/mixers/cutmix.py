@@ -9,24 +9,31 @@ from torch import Generator, Tensor
 from labelflow.mix import Mix
 from labelflow.mixers.base import (
     Pairing,
+    Per,
     check_alpha,
     check_images,
     check_pairing,
+    check_per,
     draw_beta,
     draw_uniform,
+    draws,
     partners,
+    spread,
 )
 
 
 class CutMix:
     """Paste a box with sides √(1-λ) of the image's, λ ~ Beta(α, α), around a uniform centre, clipped at the edges.
 
-    The mix's λ is always the real area after clipping.
+    The mix's λ is the real area after clipping.
 
     alpha: of the Beta distribution; 1.0 is uniform.
     grid: draw boxes on a grid of that many pixels, so that no patch holds both images (`grid=16` for ViT-S/16).
-    per_sample: a box for each image instead of one for the batch.
-    minmax: draw each side uniformly between these parts of the image's instead (timm's `cutmix_minmax`); always inside.
+    per: one box for the "batch", for each "pair" of partners, or for each "sample".
+    minmax: draw each side uniformly between these parts of the image's instead, and a place for the box inside it
+    (timm's `cutmix_minmax`); alpha then makes no difference.
+    correct_lam: False gives the mix the λ that was drawn, as if nothing had been clipped (timm's `correct_lam`). With
+    minmax nothing is clipped, and labels that are aligned start from pixels: there it makes no difference.
     pairing: "flip" pairs the first image with the last, "permute" at random.
 
     >>> mix = CutMix(alpha=1.0)(torch.rand(8, 3, 224, 224), generator=torch.Generator().manual_seed(0))
@@ -37,42 +44,45 @@ class CutMix:
         alpha: float = 1.0,
         *,
         grid: int = 1,
-        per_sample: bool = False,
+        per: Per = "batch",
         minmax: tuple[float, float] | None = None,
+        correct_lam: bool = True,
         pairing: Pairing = "flip",
     ) -> None:
         if grid < 1:
             raise ValueError(f"grid, a patch's side in pixels, must be at least 1, not {grid}")
-        if minmax is not None and not 0 <= minmax[0] <= minmax[1] <= 1:
+        if minmax is not None and not (len(minmax) == 2 and 0 <= minmax[0] <= minmax[1] <= 1):
             raise ValueError(f"minmax must be two parts of the image's side, 0 <= min <= max <= 1, not {minmax}")
         self.alpha = check_alpha(alpha)
         self.grid = grid
-        self.per_sample = per_sample
         self.minmax = minmax
+        self.correct_lam = correct_lam
         self.pairing = check_pairing(pairing)
+        self.per = check_per(per, pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, height, width = check_images(images, generator)
         if height % self.grid or width % self.grid:
             raise ValueError(f"images of {height}×{width} pixels do not divide into cells of {self.grid}×{self.grid}")
         partner = partners(self.pairing, batch, images.device, generator)
-        count = batch if self.per_sample else 1
-        box = self._boxes((height // self.grid, width // self.grid), count, generator)
-        box = (box * self.grid).to(images.device, non_blocking=True)
-        share = 1 - inside(box, height, width)
-        return Mix(partner, share.expand(batch, -1, -1, -1))
+        box, lam = self._boxes((height // self.grid, width // self.grid), draws(self.per, batch), generator)
+        share = 1 - inside((box * self.grid).to(images.device, non_blocking=True), height, width)
+        if lam is None or self.correct_lam:
+            return Mix(partner, spread(share, batch))
+        return Mix(partner, spread(share, batch), drawn=spread(lam.float().to(images.device, non_blocking=True), batch))
 
-    def _boxes(self, shape: tuple[int, int], count: int, generator: Generator | None) -> Tensor:
-        """Half-open boxes around a map of that shape, over its edges too: (count, 4), top, left, bottom, right."""
+    def _boxes(self, shape: tuple[int, int], count: int, generator: Generator | None) -> tuple[Tensor, Tensor | None]:
+        """Half-open boxes on a map of that shape, over its edges too, (count, 4): top, left, bottom, right; and the λ
+        that they were made for, (count,), if there was one."""
         place, size = draw_uniform((2, count, 2), generator)
         cells = place.new_tensor(shape)
         if self.minmax is not None:
             low, high = (torch.floor(cells * part) for part in self.minmax)
             side = torch.floor(low + size * (high - low + 1))
             start = torch.floor(place * (cells - side + 1))
-            return torch.cat([start, start + side], 1).long()
-        side = sides(draw_beta(self.alpha, count, generator), shape)
-        return boxes_around(torch.floor(place * cells).long(), side)
+            return torch.cat([start, start + side], 1).long(), None
+        lam = draw_beta(self.alpha, count, generator)
+        return boxes_around(torch.floor(place * cells).long(), sides(lam, shape)), lam
 
 
 class MixToken:
@@ -80,17 +90,15 @@ class MixToken:
 
     alpha: of the Beta distribution that boxes are drawn from; 1.0 is uniform.
     patch: side of a token in pixels (16 for LV-ViT, DeiT and T2T-ViT).
-    per_sample, pairing: see `CutMix`.
+    per, pairing: see `CutMix`.
 
     >>> MixToken(alpha=1.0)(torch.rand(8, 3, 224, 224)).at
     'tokens'
     """
 
-    def __init__(
-        self, alpha: float = 1.0, *, patch: int = 16, per_sample: bool = False, pairing: Pairing = "flip"
-    ) -> None:
+    def __init__(self, alpha: float = 1.0, *, patch: int = 16, per: Per = "batch", pairing: Pairing = "flip") -> None:
         self.alpha = alpha
-        self.boxes = CutMix(alpha, grid=patch, per_sample=per_sample, pairing=pairing)
+        self.boxes = CutMix(alpha, grid=patch, per=per, pairing=pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         return replace(self.boxes(images, generator), at="tokens")

@@ -9,12 +9,16 @@ from torch import Generator, Tensor
 from labelflow.mix import Mix
 from labelflow.mixers.base import (
     Pairing,
+    Per,
     check_alpha,
     check_images,
     check_pairing,
+    check_per,
     draw_beta,
     draw_uniform,
+    draws,
     partners,
+    spread,
 )
 
 
@@ -23,19 +27,17 @@ class _Patches:
 
     alpha: of the Beta distribution; 1.0 is uniform.
     patch: a patch's side in pixels.
-    per_sample: patches and λ for each image instead of one choice for the batch.
+    per: one λ and one choice of patches for the "batch", for each "pair" of partners, or for each "sample".
     pairing: "flip" pairs the first image with the last, "permute" at random.
     """
 
-    def __init__(
-        self, alpha: float = 1.0, *, patch: int = 16, per_sample: bool = True, pairing: Pairing = "flip"
-    ) -> None:
+    def __init__(self, alpha: float = 1.0, *, patch: int = 16, per: Per = "sample", pairing: Pairing = "flip") -> None:
         if patch < 1:
             raise ValueError(f"patch, a patch's side in pixels, must be at least 1, not {patch}")
         self.alpha = check_alpha(alpha)
         self.patch = patch
-        self.per_sample = per_sample
         self.pairing = check_pairing(pairing)
+        self.per = check_per(per, pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix:
         batch, height, width = check_images(images, generator)
@@ -45,10 +47,10 @@ class _Patches:
             )
         grid = (height // self.patch, width // self.patch)
         partner = partners(self.pairing, batch, images.device, generator)
-        pasted = self._wanted(batch if self.per_sample else 1, grid, generator)
+        pasted = self._wanted(draws(self.per, batch), grid, generator)
         share = 1 - self._chosen(pasted, grid, generator).float().to(images.device, non_blocking=True)  # (count, h, w)
         share = share.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)
-        return Mix(partner, share.unsqueeze(1).expand(batch, -1, -1, -1))
+        return Mix(partner, spread(share.unsqueeze(1), batch))
 
     def _wanted(self, count: int, grid: tuple[int, int], generator: Generator | None) -> Tensor:
         """How many patches are to show the partner: (count,)"""
@@ -131,7 +133,7 @@ class TokenMix(BlockPatches):
     SMALLEST = 1
 
     def __init__(self, *, patch: int = 16, pairing: Pairing = "flip") -> None:
-        super().__init__(patch=patch, per_sample=False, pairing=pairing)
+        super().__init__(patch=patch, per="batch", pairing=pairing)
 
     def _wanted(self, count: int, grid: tuple[int, int], generator: Generator | None) -> Tensor:
         tokens = grid[0] * grid[1]

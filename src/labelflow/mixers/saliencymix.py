@@ -6,12 +6,16 @@ from torch import Generator, Tensor
 from labelflow.mix import Mix
 from labelflow.mixers.base import (
     Pairing,
+    Per,
     check_alpha,
     check_images,
     check_importance,
     check_pairing,
+    check_per,
     draw_beta,
+    draws,
     partners,
+    spread,
 )
 from labelflow.mixers.cutmix import boxes_around, inside, sides
 
@@ -24,8 +28,8 @@ class SaliencyMix:
 
     alpha: of the Beta distribution; 1.0 is uniform.
     kind: of saliency, "fine" (fine grained, the paper's choice) or "spectral" (spectral residual).
-    per_sample: λ and a box for each image, as in the paper. False: one λ and one box for the batch, around the peak of
-    the first image's partner, which is close to what the authors' code does.
+    per: one λ and one box for each "sample", as in the paper. For each "pair" of partners or for the "batch" the box
+    is around the peak of the first image's partner; the latter is close to what the authors' code does.
     pairing: "flip" pairs the first image with the last, "permute" at random.
 
     >>> images, importance = torch.rand(8, 3, 224, 224), torch.rand(8, 224, 224)
@@ -33,22 +37,22 @@ class SaliencyMix:
     """
 
     def __init__(
-        self, alpha: float = 1.0, *, kind: str = "fine", per_sample: bool = True, pairing: Pairing = "flip"
+        self, alpha: float = 1.0, *, kind: str = "fine", per: Per = "sample", pairing: Pairing = "flip"
     ) -> None:
         self.alpha = check_alpha(alpha)
         self.guide = f"saliency(kind={kind!r})"
-        self.per_sample = per_sample
         self.pairing = check_pairing(pairing)
+        self.per = check_per(per, pairing)
 
     def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix:
         batch, height, width = check_images(images, generator)
         importance = check_importance(importance, images)
         partner = partners(self.pairing, batch, images.device, generator)
-        boxed = partner if self.per_sample else partner[:1]
+        boxed = partner[: draws(self.per, batch)]
         side = sides(draw_beta(self.alpha, len(boxed), generator), (height, width))
         box = boxes_around(_peaks(importance[boxed], height, width), side.to(images.device, non_blocking=True))
         share = 1 - inside(box, height, width)
-        return Mix(partner, share.expand(batch, -1, -1, -1))
+        return Mix(partner, spread(share, batch))
 
 
 def _peaks(importance: Tensor, height: int, width: int) -> Tensor:
