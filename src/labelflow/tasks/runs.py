@@ -44,15 +44,19 @@ def train_run(
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     check_micro_batches(recipe.training.batch, recipe.training.micro_batch, accelerator.num_processes)
-    _check_folder(run, recipe, resume, free)
+    started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
+    if started_before and goes_on:
+        _check_folder(run, recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
+        if started_before and not goes_on:
+            progress.say(f"an earlier start in {folder} ended before its first checkpoint; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         card = {"task": kind.name, **task.card, "parameters": parameters}
-        if (run / "model.json").exists():
+        if goes_on and (run / "model.json").exists():
             _check_card(run.read("model.json"), card, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
@@ -158,8 +162,6 @@ def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> None:
-    if not (run / "recipe.json").exists():
-        return
     if not resume:
         raise ValueError(f"{run.folder} already contains a run; continue it with --resume, or choose another --out")
     before = read_any_recipe(run)
