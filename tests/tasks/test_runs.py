@@ -7,7 +7,7 @@ from accelerate.state import AcceleratorState
 
 from labelflow.data import Data
 from labelflow.engine import Run, Training
-from labelflow.tasks import Recipe, train_run, runs
+from labelflow.tasks import Recipe, runs, train_run
 
 TINY = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=1, num_heads=3)",
@@ -31,9 +31,10 @@ class TestFailedStarts:
         def fail(*arguments: object) -> None:
             raise MemoryError
 
-        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        with monkeypatch.context() as patched:
             patched.setattr(runs, "train", fail)
-            train_run(TINY, tmp_path / "run", resume=False)
+            with pytest.raises(MemoryError):
+                train_run(TINY, tmp_path / "run", resume=False)
         assert (tmp_path / "run" / "recipe.json").exists()
         smaller = TINY.change(micro_batch=4, source="world(train=32, val=8)")
         train_run(smaller, tmp_path / "run", resume)

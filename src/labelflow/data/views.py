@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from labelflow.chance import Purpose, drawn_from, generator
 from labelflow.data.geometry import Geometry
 from labelflow.data.transforms import Transform
+from labelflow.data.unreadable import Problem
 from labelflow.sparse import TokenLabels
 
 Sample = TypeVar("Sample", covariant=True)
@@ -53,7 +54,7 @@ class View(NamedTuple):
     image: Tensor  # (3, H, W)
     label: int
     weight: float
-    problem: str  # why the sample could not be read, if it could not
+    problem: Problem | None = None  # why the sample could not be read, if it could not
     dense: TokenLabels | None = None
 
 
@@ -61,7 +62,7 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W)
     labels: Tensor  # (B,) long
     weights: Tensor  # (B,): 0 where a sample does not count
-    problems: list[str]  # samples that could not be read
+    problems: list[Problem]  # samples that could not be read
     dense: TokenLabels | None = None  # labels of tokens, where there are any
 
     def to(self, device: torch.device) -> "Batch":
@@ -89,17 +90,16 @@ class Readable(Protocol[Sample]):
 
 def load_sample(
     source: Readable[Sample], index: int, training: bool, blank: Callable[[], Sample]
-) -> tuple[int, Sample, str]:
-    """A sample, its index, and why the one that was asked for could not be read ('' if it could). In training the next
+) -> tuple[int, Sample, Problem | None]:
+    """A sample, its index, and why the one that was asked for could not be read, if so. In training the next
     readable sample takes its place, in an evaluation a blank one, which must not count."""
-    problem = ""
+    problem = None
     for place in range(index, index + (TRIES if training else 1)):
         index = place % len(source)
         try:
             return index, source.load(index), problem
         except Exception as error:  # damaged files make PIL raise all kinds of them
-            name, reason = source.name(index), str(error)
-            problem = problem or (reason if reason.startswith(name) else f"{name}: {reason}")
+            problem = problem or Problem(source.name(index), str(error))
     if training:
         raise ValueError(f"cannot read {TRIES} samples in a row, the first of which is {problem}")
     return index, blank(), problem

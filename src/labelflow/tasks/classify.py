@@ -15,7 +15,17 @@ from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
 from labelflow.classifier import run_cfg
-from labelflow.data import Batch, Preprocessing, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data import (
+    Batch,
+    FileCheck,
+    Preprocessing,
+    Stream,
+    Unreadable,
+    eval_batches,
+    open_source,
+    train_batches,
+)
+from labelflow.data.folder import Listed
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer, schedule_lengths
 from labelflow.guides import UnmixedBatch
@@ -23,9 +33,12 @@ from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.mixers import guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
+from labelflow.process import is_main_process
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.recipe import KINDS, Recipe
+
+CHECK_SECONDS = 3.0  # how long a start may be held up by a look at the files
 
 
 class Evaluation:
@@ -85,6 +98,7 @@ class Classification(Evaluation):
         self.student = self.target.student(model)
         self.labeller = self._labeller() if self.target.dense else None
         self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
+        self.file_check = self._check_files()
 
     @property
     def card(self) -> dict[str, Any]:
@@ -102,7 +116,7 @@ class Classification(Evaluation):
 
     def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         training = self.recipe.training
-        return train_batches(
+        batches = train_batches(
             self.train_source,
             self.recipe.data,
             batch=training.batch,
@@ -114,6 +128,20 @@ class Classification(Evaluation):
             first_update=first_update,
             labeller=self.labeller,
         )
+        try:
+            for batch in batches:
+                yield batch._replace(problems=batch.problems + self.file_check.found())
+        finally:
+            self.file_check.stop()
+
+    def _check_files(self) -> FileCheck:
+        """Of all files: those that can't be read are counted now, or while the model is trained if there are many."""
+        listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
+        paths = [path for source in listed for path, _ in source.samples] if is_main_process() else []
+        check = FileCheck(paths)
+        check.wait(CHECK_SECONDS)
+        self.unreadable(check.found())
+        return check
 
     def _labeller(self) -> StoreLabels:
         if not Path(self.recipe.data.labels).is_dir():
