@@ -112,5 +112,5 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
     assert sorted(Path(problem.split(":")[0]).name for problem in problems(2)) == ["3.jpg", "4.jpg"]
     with pytest.raises(ValueError, match=r"\.jpg.*--skip-unreadable"):
         problems(1)
-    with pytest.raises(ValueError, match="none allowed"):
+    with pytest.raises(ValueError, match="none was allowed"):
         problems(0)

@@ -20,13 +20,17 @@ def test_a_sample_counts_once_whatever_is_said_of_it() -> None:
     count([Problem("set[3]", "<BytesIO at 0x1>"), Problem("set[3]", "<BytesIO at 0x2>")])
     count([Problem("set[3]", "<BytesIO at 0x3>")])
     assert len(told) == 1
-    with pytest.raises(ValueError, match=r"cannot read 2 images: set\[4\]: broken \(1 allowed\).*--skip-unreadable 2$"):
+    with pytest.raises(
+        ValueError, match=r"cannot read 2 images: set\[4\]: broken \(1 were allowed\).*--skip-unreadable 2$"
+    ):
         count([Problem("set[4]", "broken")])
 
 
 def test_the_number_to_skip_is_told() -> None:
     problems = [Problem(f"{number}.jpg", f"cannot identify image file '{number}.jpg'") for number in range(5)]
-    with pytest.raises(ValueError, match=r"cannot read 0\.jpg: cannot identify image file \(none allowed\); fix or"):
+    with pytest.raises(
+        ValueError, match=r"cannot read 0\.jpg: cannot identify image file \(none was allowed\); fix or"
+    ):
         Unreadable(0, print)(problems[:1])
     with pytest.raises(ValueError, match=r"5 images: 0\.jpg: .*; 1\.jpg: .*; 2\.jpg: .* … .*--skip-unreadable 5$"):
         Unreadable(4, print)(problems)

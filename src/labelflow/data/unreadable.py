@@ -42,7 +42,7 @@ class Unreadable:
     def _refusal(self, new: list[str]) -> str:
         count = len(self.seen)
         what = new[0] if count == 1 else f"{count} images: {'; '.join(new[:3])}{' …' if len(new) > 3 else ''}"
-        allowed = f"{self.limit} allowed" if self.limit else "none allowed"
+        allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
         them = "it" if count == 1 else "them"
         return f"cannot read {what} ({allowed}); fix or remove {them}, or skip {them} with --skip-unreadable {count}"
 
