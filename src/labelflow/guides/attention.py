@@ -86,4 +86,6 @@ def _find(student: Student, image: Tensor, grid: tuple[int, int]) -> _Watcher:
     modules = [student.model.get_submodule(step) for step in last.follower.steps]
     layers = sum(MODULES[known_module(module)].layer for module in modules)
     watchers = (_Watcher(student.model, -1 - place) for place in range(layers))
-    return next((watcher for watcher in watchers if watcher.moves_patches(student, image, grid)), last)
+    found = next((watcher for watcher in watchers if watcher.moves_patches(student, image, grid)), last)
+    found.follower.require_attention("a mixer that is guided by attention", "--mixer cutmix")
+    return found
