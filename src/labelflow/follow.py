@@ -146,8 +146,7 @@ class Follower:
         """In the chosen blocks. What moves tokens in the same way for every image needs no tap."""
         if not self.watches_blocks:
             raise ValueError(
-                f"{who} needs a model whose last block has attention between tokens, which {self.model_kind.__name__} "
-                f"lacks; use {instead}"
+                f"{who} needs attention between tokens, which a {self.model_kind.__name__} does not have; use {instead}"
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -110,8 +110,8 @@ def test_image_sizes_that_fit(model: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": "transmix"}, "TransMix needs a model whose last block has attention .* use --target tl_align"),
-        ({"mixer": "smmix"}, "guided by attention needs a model .* use --mixer cutmix"),
+        ({"target": "transmix"}, "TransMix, in the last block, needs attention .* use --target tl_align"),
+        ({"mixer": "smmix"}, "a mixer that attention guides needs attention .* use --mixer cutmix"),
         ({"mixer": "0.9*cutmix + 0.1*mixtoken(patch=8)"}, "no patch embedding after which tokens could be mixed"),
     ],
 )

@@ -82,10 +82,9 @@ class _Apart(Follower):
 
 def _find(student: Student, image: Tensor, grid: tuple[int, int]) -> _Watcher:
     """Of the last layer that moves something from patch to patch."""
+    Follower(student.model, None, residual=False).require_attention("a mixer that attention guides", "--mixer cutmix")
     last = _Watcher(student.model, -1)
     modules = [student.model.get_submodule(step) for step in last.follower.steps]
     layers = sum(MODULES[known_module(module)].layer for module in modules)
     watchers = (_Watcher(student.model, -1 - place) for place in range(layers))
-    found = next((watcher for watcher in watchers if watcher.moves_patches(student, image, grid)), last)
-    found.follower.require_attention("a mixer that is guided by attention", "--mixer cutmix")
-    return found
+    return next((watcher for watcher in watchers if watcher.moves_patches(student, image, grid)), last)

@@ -33,7 +33,7 @@ class TransMix:
         first = self.mask == "first_pixel"
         student = Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first)
         assert student.follower is not None
-        student.follower.require_attention("TransMix", "--target tl_align")
+        student.follower.require_attention("TransMix, in the last block,", "--target tl_align")
         return student
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
