@@ -212,7 +212,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
-        (["train", "quickstart", "--micro-batch", "48"], "cannot be cut"),
+        (["train", "quickstart", "--batch", "127", "--micro-batch", "48"], "cannot be cut"),
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),

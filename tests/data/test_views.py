@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from labelflow.data import Data, World, eval_batches, train_batches, train_transform
-from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, load_sample
+from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
 
 HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
 
@@ -101,6 +101,21 @@ def test_an_evaluation_can_be_read_again() -> None:
 def test_what_does_not_fit(how: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainBatches(40, **HOW | how)
+
+
+@given(size=st.integers(2, 16), count=st.integers(1, 4), processes=st.integers(1, 4), more=st.floats(1, 3.9))
+def test_micro_batches_that_fit(size: int, count: int, processes: int, more: float) -> None:
+    """The largest that divide, up to what was asked for."""
+    batch, wish = size * count * processes, int(more * size)
+    fitted = fit_micro_batch(batch, wish, processes)
+    assert fitted == max(one for one in range(1, wish + 1) if batch % (one * processes) == 0)
+    TrainBatches(batch, **HOW | {"batch": batch, "micro_batch": fitted, "processes": processes})
+
+
+@pytest.mark.parametrize(("batch", "micro_batch", "processes"), [(127, 64, 1), (10, 4, 3), (2, 8, 4), (7, 3, 1)])
+def test_batches_that_can_hardly_be_cut(batch: int, micro_batch: int, processes: int) -> None:
+    with pytest.raises(ValueError, match=f"a multiple of {micro_batch * processes}, or another"):
+        fit_micro_batch(batch, micro_batch, processes)
 
 
 class Damaged(World):

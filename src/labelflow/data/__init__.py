@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labelflow.data.sources import SOURCES, Stream, open_source
     from labelflow.data.transforms import eval_transform, train_transform
     from labelflow.data.unreadable import FileCheck, Problem, Unreadable
-    from labelflow.data.views import Batch, Source, check_micro_batches
+    from labelflow.data.views import Batch, Source, fit_micro_batch
     from labelflow.data.world import World, scene
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -29,9 +29,9 @@ __all__ = [
     "Stream",
     "Unreadable",
     "World",
-    "check_micro_batches",
     "eval_batches",
     "eval_transform",
+    "fit_micro_batch",
     "open_source",
     "scene",
     "train_batches",

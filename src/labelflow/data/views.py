@@ -201,6 +201,23 @@ class EvalBatches:
             ]
 
 
+def fit_micro_batch(batch: int, micro_batch: int, processes: int) -> int:
+    """The largest size, up to this one, of micro-batches that a batch can be cut into for so many processes.
+
+    >>> fit_micro_batch(batch=32, micro_batch=64, processes=1), fit_micro_batch(batch=120, micro_batch=64, processes=2)
+    (32, 60)
+    """
+    wish = min(micro_batch, batch // processes)
+    fits = next((size for size in range(wish, 0, -1) if batch % (size * processes) == 0), 0)
+    if 4 * fits <= wish or fits == 1 < wish:  # too slow, or nothing to mix with
+        several = f" for {processes} processes" if processes > 1 else ""
+        raise ValueError(
+            f"a batch of {batch} cannot be cut into micro-batches of about {micro_batch}{several}; choose a --batch "
+            f"that is a multiple of {micro_batch * processes}, or another --micro-batch"
+        )
+    return fits
+
+
 def check_micro_batches(batch: int, micro_batch: int, processes: int) -> None:
     if batch < 1 or micro_batch < 1 or batch % micro_batch:
         raise ValueError(

@@ -29,7 +29,7 @@ from labelflow.data import (
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.engine import Details, Run, Training
-from labelflow.engine.optim import check_optimizer, schedule_lengths
+from labelflow.engine.optim import check_optimizer
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
@@ -238,10 +238,8 @@ def check_training(training: Training, samples: int) -> None:
     check_optimizer(training.optimizer)
     if samples < training.batch:
         raise ValueError(
-            f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch "
-            "(and --micro-batch)"
+            f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch"
         )
-    schedule_lengths(training, samples // training.batch)
 
 
 def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

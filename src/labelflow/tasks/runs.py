@@ -2,8 +2,8 @@
 
 import platform
 import sys
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,10 +16,12 @@ from accelerate import Accelerator
 from torch import nn
 
 from labelflow.classifier import load
-from labelflow.data import check_micro_batches
-from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
+from labelflow.data import fit_micro_batch
+from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
 from labelflow.models.create import load_exactly
+from labelflow.process import process_count
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
@@ -41,12 +43,13 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
+    asked, recipe = recipe, recipe.change(micro_batch=_micro_batch(recipe))
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
-    check_micro_batches(recipe.training.batch, recipe.training.micro_batch, accelerator.num_processes)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
+    before = run.read("model.json") if goes_on and (run / "model.json").exists() else None
     if started_before and goes_on:
-        _check_folder(run, recipe, resume, free)
+        _check_folder(run, _with_used_warmup(recipe, before["samples"]) if before else recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
@@ -54,10 +57,13 @@ def train_run(
             progress.say(f"an earlier start in {folder} ended before its first checkpoint; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
+        recipe = _with_used_warmup(recipe, task.samples)
+        for change in _changes(asked.training, recipe.training):
+            progress.say(change)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         card = {"task": kind.name, **task.card, "parameters": parameters}
-        if goes_on and (run / "model.json").exists():
-            _check_card(run.read("model.json"), card, folder)
+        if before:
+            _check_card(before, card, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -148,6 +154,25 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "command": " ".join(sys.argv),
     }
+
+
+def _micro_batch(recipe: AnyRecipe) -> int:
+    return fit_micro_batch(recipe.training.batch, recipe.training.micro_batch, process_count())
+
+
+def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
+    return replace(recipe, training=shorten_warmup(recipe.training, samples // recipe.training.batch))
+
+
+def _changes(asked: Training, used: Training) -> Iterator[str]:
+    """What was made to fit, in words."""
+    if used.micro_batch != asked.micro_batch:
+        among = f" among {process_count()} processes" if process_count() > 1 else ""
+        share = f"a batch of {used.batch}{among}"
+        yield f"micro-batches of {used.micro_batch}, since {asked.micro_batch} does not divide {share}"
+    if used.warmup_updates != asked.warmup_updates or used.warmup_epochs != asked.warmup_epochs:
+        now = f"{used.warmup_updates} updates" if used.warmup_updates else f"{used.warmup_epochs} epochs"
+        yield f"a warm-up of {now}, a quarter of the run, since the recipe's is not shorter than the run"
 
 
 def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
