@@ -28,8 +28,8 @@ from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import flat
-from labelflow.tasks.runs import RESUME_MAY_CHANGE
+from labelflow.tasks.recipe import flat, read_recipe
+from labelflow.tasks.runs import RESUME_MAY_CHANGE, with_fitting_micro_batch
 
 Result = dict[str, Any]  # the content of a cell's file
 
@@ -93,7 +93,7 @@ def read_result(path: Path) -> Result:
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
     """Seed by seed, so that all methods have equally many seeds if time runs out."""
     data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
-    resolved = {method.name: method.of(recipe) for method in methods}
+    resolved = {method.name: with_fitting_micro_batch(method.of(recipe)) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
         Cell(name, own.change(seed=seed), f"{data} {labels}" if own.data.labels else data, code)
@@ -126,7 +126,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "peak_memory": peak_memory(),
         "parameters": card["parameters"],
         "guide_parameters": card["guide_parameters"],
-        "recipe": asdict(_without_paths(cell.recipe)),
+        "recipe": asdict(_without_paths(read_recipe(run))),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     result = finish(cell, cell.run(out), result) if finish else result

@@ -13,6 +13,7 @@ from labelflow.engine.run import Run
 from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
+from labelflow.spec import known
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import Inference, SegmentData
@@ -26,6 +27,9 @@ class BaseRecipe:
     def change(self, **settings: Any) -> Self:
         """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
         own: Any = self
+        names = [name for name, _ in flat(asdict(own))]
+        for name in settings:
+            known(name, names, "setting", "labelflow show RECIPE")
         parts = {}
         for name in [one.name for one in fields(own)]:
             part = getattr(self, name)
@@ -55,6 +59,11 @@ class Recipe(BaseRecipe):
     """Label smoothing."""
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
 
     @property
     def title(self) -> str:

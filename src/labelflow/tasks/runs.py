@@ -43,7 +43,7 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
-    asked, recipe = recipe, recipe.change(micro_batch=_micro_batch(recipe))
+    asked, recipe = recipe, with_fitting_micro_batch(recipe)
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
@@ -126,12 +126,9 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     """The same, and the metrics of each class."""
     recipe = read_any_recipe(Run(folder))
     kind = kind_of(recipe)
-    try:
-        recipe = recipe.change(**changes)
-    except TypeError:
-        raise ValueError(
-            f"{folder} is the run of a {kind.what}, which does not have all of {', '.join(changes)}"
-        ) from None
+    if unknown := sorted(changes.keys() - dict(flat(asdict(recipe)))):
+        raise ValueError(f"{folder} is the run of a {kind.what}, which has no {', '.join(unknown)}")
+    recipe = recipe.change(**changes)
     is_classifier = isinstance(recipe, Recipe)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
@@ -156,8 +153,9 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _micro_batch(recipe: AnyRecipe) -> int:
-    return fit_micro_batch(recipe.training.batch, recipe.training.micro_batch, process_count())
+def with_fitting_micro_batch(recipe: AnyRecipeType) -> AnyRecipeType:
+    training = recipe.training
+    return recipe.change(micro_batch=fit_micro_batch(training.batch, training.micro_batch, process_count()))
 
 
 def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
