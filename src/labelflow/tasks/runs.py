@@ -169,8 +169,8 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
         share = f"a batch of {used.batch}{among}"
         yield f"micro-batches of {used.micro_batch}, since {asked.micro_batch} does not divide {share}"
     if used.warmup_updates != asked.warmup_updates or used.warmup_epochs != asked.warmup_epochs:
-        now = f"{used.warmup_updates} updates" if used.warmup_updates else f"{used.warmup_epochs} epochs"
-        yield f"a warm-up of {now}, a quarter of the run, since the recipe's is not shorter than the run"
+        length, unit = (used.warmup_updates, "updates") if used.warmup_updates else (used.warmup_epochs, "epochs")
+        yield f"{length} {unit} of warm-up, a quarter of the run, since the recipe's is not shorter than the run"
 
 
 def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
