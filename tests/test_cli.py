@@ -217,7 +217,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
         (
-            ["train", "small_vit"],
+            ["train", "small_vit_cutmix"],
             "there is no folder data/images; give one that holds a folder of images for each class",
         ),
         (["segment", "segment_small"], "give --data FOLDER, or --data world"),
