@@ -29,7 +29,7 @@ from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
 from labelflow.tasks.recipe import flat, read_recipe
-from labelflow.tasks.runs import RESUME_MAY_CHANGE, with_fitting_micro_batch
+from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitting_micro_batch
 
 Result = dict[str, Any]  # the content of a cell's file
 
@@ -93,10 +93,15 @@ def read_result(path: Path) -> Result:
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
     """Seed by seed, so that all methods have equally many seeds if time runs out."""
     data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
-    resolved = {method.name: with_fitting_micro_batch(method.of(recipe)) for method in methods}
+    resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
-        Cell(name, own.change(seed=seed), f"{data} {labels}" if own.data.labels else data, code)
+        Cell(
+            name,
+            own.change(seed=seed, micro_batch=fitting_micro_batch(own)),
+            f"{data} {labels}" if own.data.labels else data,
+            code,
+        )
         for seed in seeds
         for name, own in resolved.items()
     ]

@@ -55,8 +55,9 @@ def shorten_warmup(training: Training, updates_per_epoch: int) -> Training:
     length, warmup = schedule_lengths(training, updates_per_epoch)
     if warmup < length:
         return training
-    unit = "epochs" if training.schedule_step == "epoch" else "updates"
-    return replace(training, **{"warmup_epochs": 0, f"warmup_{unit}": length // 4})
+    if training.schedule_step == "epoch":
+        return replace(training, warmup_epochs=length // 4)
+    return replace(training, warmup_epochs=0, warmup_updates=length // 4)
 
 
 def schedule_lengths(training: Training, updates_per_epoch: int) -> tuple[int, int]:

@@ -27,9 +27,9 @@ class BaseRecipe:
     def change(self, **settings: Any) -> Self:
         """Another recipe with these settings, of its own or of its parts: `recipe.change(epochs=40, erasing=0)`."""
         own: Any = self
-        names = [name for name, _ in flat(asdict(own))]
+        there_are = [name for name, _ in flat(asdict(own))]
         for name in settings:
-            known(name, names, "setting", "labelflow show RECIPE")
+            known(name, there_are, "setting", "labelflow show RECIPE")
         parts = {}
         for name in [one.name for one in fields(own)]:
             part = getattr(self, name)

@@ -43,7 +43,7 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
-    asked, recipe = recipe, with_fitting_micro_batch(recipe)
+    asked, recipe = recipe, recipe.change(micro_batch=fitting_micro_batch(recipe))
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
@@ -153,9 +153,9 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def with_fitting_micro_batch(recipe: AnyRecipeType) -> AnyRecipeType:
-    training = recipe.training
-    return recipe.change(micro_batch=fit_micro_batch(training.batch, training.micro_batch, process_count()))
+def fitting_micro_batch(recipe: AnyRecipe) -> int:
+    """What divides its batch among the processes."""
+    return fit_micro_batch(recipe.training.batch, recipe.training.micro_batch, process_count())
 
 
 def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
