@@ -213,10 +213,23 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
-        (["train", "quickstart", "--micro-batch", "48"], "cannot be cut"),
+        (["train", "quickstart", "--batch", "127", "--micro-batch", "48"], "cannot be cut"),
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
         (["train", "quickstart", "--data", "nowhere"], "there is no folder nowhere"),
+        (
+            ["train", "small_vit_cutmix"],
+            "there is no folder data/images; give one that holds a folder of images for each class",
+        ),
+        (["segment", "segment_small"], "give --data FOLDER, or --data world"),
+        (["train", "quickstart", "--image-size", "63"], "--image-size 56 or 64"),
+        (
+            ["train", "quickstart", "--model", "inception_next_atto", "--image-size", "16"],
+            "does not take images of 16×16",
+        ),
+        (["train", "quickstart", "--model", "test_resnet", "--target", "transmix"], "needs attention"),
+        (["train", "quickstart", "--model", "test_resnet", "--mixer", "mixtoken(patch=8)"], "no patch embedding"),
+        (["train", "quickstart", "--smoothing", "1"], "smoothing must lie in [0, 1)"),
         (["train", "quickstart", "--init", "nowhere.safetensors"], "there is no checkpoint nowhere"),
         (["eval", "nowhere"], "nowhere is not a run"),
         (["predict", "runs/nowhere", "."], ". has no images"),
@@ -257,6 +270,29 @@ def test_other_classes_and_broken_files(
     assert "already contains a run" in capsys.readouterr().err
     assert main(["eval", str(run), "--weights", str(run / "recipe.json")]) == 2
     assert "can be read" in capsys.readouterr().err
+
+
+def test_names_of_files_may_be_any_bytes(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    strange = os.fsencode(tmp_path / "photos" / "dark") + b"/caf\xe9.jpg"
+    try:
+        os.rename(tmp_path / "photos" / "dark" / "3.jpg", strange)
+    except OSError:
+        pytest.skip("not on this file system")
+    with open(os.fsencode(tmp_path / "photos" / "dark") + b"/\xff.jpg", "w") as file:
+        file.write("not an image")
+    data, out = str(tmp_path / "photos"), tmp_path / "labels"
+    assert main(["annotate", data, "--model", str(run), "--out", str(out), "--workers", "0"]) == 2
+    assert "dark/\\udcff.jpg: cannot identify image file" in capsys.readouterr().err
+    how = ["--workers", "0", "--skip-unreadable", "1"]
+    shutil.rmtree(out, ignore_errors=True)
+    assert main(["annotate", data, "--model", str(run), "--out", str(out), *how]) == 0
+    assert "skipped" in capsys.readouterr().out
+    train = ["train", "small_vit_tl_align", "--data", data, *SMALL, "--out", str(tmp_path / "run"), "--epochs", "1"]
+    assert main([*train, *how, "--labels", str(out), "--target", "token_label"]) == 0
+    assert main(["eval", str(tmp_path / "run"), "--data", data]) == 0
 
 
 @pytest.fixture

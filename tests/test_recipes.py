@@ -1,5 +1,6 @@
 """Recipes against the papers' tables, and each for one real step."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,15 @@ import timm
 import torch
 
 from labelflow.chance import generator
-from labelflow.data import Data, check_micro_batches, open_source
+from labelflow.data import Data, open_source
+from labelflow.data.views import check_micro_batches
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
 from labelflow.spec import parse
-from labelflow.tasks import Classification, Recipe
+from labelflow.tasks import Classification, Recipe, SegmentRecipe
 
 # TL-Align, Table 9: epochs, warm-up, LR, weight decay, EMA decay, MixUp, CutMix, switch probability, erasing, top-1
 TABLE_9 = {
@@ -206,5 +208,31 @@ def test_every_recipe_takes_a_real_step(name: str, labels: Path) -> None:
 def test_a_change_goes_where_it_belongs() -> None:
     changed = Recipe().change(lr=0.1, erasing=0.5, target="plain")
     assert (changed.training.lr, changed.data.erasing, changed.target) == (0.1, 0.5, "plain")
-    with pytest.raises(TypeError):
-        Recipe().change(learning=1)
+    with pytest.raises(ValueError, match=r"there is no setting 'epohcs'; did you mean epochs\?"):
+        Recipe().change(epohcs=1)
+    with pytest.raises(ValueError, match="there is no setting 'heads'"):
+        SegmentRecipe().change(heads=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong", "right"),
+    [
+        ("drop_path", (-0.1, 1.0), (0.0, 0.99)),
+        ("smoothing", (-0.1, 1.0), (0.0, 0.99)),
+        ("scale", ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1)), ((0.08, 1.0), (1.0, 1.0))),
+        ("ratio", ((0.0, 1.0), (2.0, 1.0)), ((1.0, 1.0), (0.5, 2.0))),
+        ("std", ((1.0, 1.0, 0.0),), ((0.5, 0.5, 0.5),)),
+        ("erasing", (-0.1, 1.1), (0.0, 1.0)),
+        ("skip_unreadable", (-1,), (0, 5)),
+        ("color_jitter", (-0.1,), (0.0, 1.5)),
+        ("workers", (-2,), (-1, 0)),
+        ("warmup_epochs", (-1,), (0, 300)),
+        ("momentum", (-0.1, math.nan), (0.0,)),
+    ],
+)
+def test_settings_have_ranges(setting: str, wrong: tuple, right: tuple) -> None:
+    for value in right:
+        Recipe().change(**{setting: value})
+    for value in wrong:
+        with pytest.raises(ValueError, match=setting):
+            Recipe().change(**{setting: value})

@@ -23,6 +23,7 @@ from labelflow.engine.run import Run
 from labelflow.models.create import create, load_exactly, read_weights
 from labelflow.predictions import Prediction, Predictions, read_batches
 from labelflow.spec import parse, split
+from labelflow.tokens import check_image_size
 
 RANDOM = " (random weights)"
 
@@ -175,6 +176,8 @@ def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
         model = build({**card, "pretrained_cfg": cfg, "arguments": {**arguments, "img_size": image_size}}, str(file))
     else:
         model = load_exactly(build(card), file)
+    if image_size:
+        check_image_size(model.eval(), image_size, str(folder))
     return Classifier(
         folder.resolve().name,
         model.eval(),
@@ -209,6 +212,8 @@ def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same each time
         model: Any = create(name, "" if weights == "random" else weights, **arguments)
+    if image_size:
+        check_image_size(model.eval(), image_size, text)
     preprocessing = Preprocessing.of_cfg(model.pretrained_cfg, height)
     names = _class_names(model)
     if is_file and model.num_classes == len(classes) and set(names) != set(classes):

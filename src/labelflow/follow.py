@@ -120,7 +120,9 @@ class Follower:
         blocks = [module for module in path if MODULES[kinds[module]].layer]
         if not blocks:
             raise ValueError(f"the path of {type(model).__name__} has no block: register one with layer=True")
-        left_out = set(blocks) - set(_choose(blocks, layers))
+        chosen = _choose(blocks, layers)
+        left_out = set(blocks) - set(chosen)
+        self.watches_blocks = any(MODULES[kinds[module]].taps(module) for module in chosen)
         self.hooks = Hooks([])
         for module, kind in kinds.items():
             taps = {} if module in left_out else MODULES[kind].taps(module)
@@ -139,6 +141,13 @@ class Follower:
             for tap, (watched, side) in taps.items():
                 watch = _TapHook(self.current, tap, side, _position(watched, side))
                 self.hooks.handles.append(watched.register_forward_hook(watch, prepend=True, with_kwargs=True))
+
+    def require_attention(self, who: str, instead: str) -> None:
+        """In the chosen blocks. What moves tokens in the same way for every image needs no tap."""
+        if not self.watches_blocks:
+            raise ValueError(
+                f"{who} needs attention between tokens, which a {self.model_kind.__name__} does not have; use {instead}"
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

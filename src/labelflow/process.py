@@ -11,3 +11,7 @@ def is_main_process() -> bool:
 def is_launched() -> bool:
     """By torchrun or accelerate, whether alone or with others."""
     return "RANK" in os.environ
+
+
+def process_count() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

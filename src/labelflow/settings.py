@@ -16,7 +16,7 @@ def change(settings: T, **values: Any) -> T:
     """
     names = set(setting_names(settings))
     for name in values:
-        known(name, names, "setting")
+        known(name, names, "setting", "--help")
     return _changed(settings, values)
 
 

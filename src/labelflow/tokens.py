@@ -3,8 +3,10 @@
 Shapes: B batch, N places, D width, H×W pixels, h×w a grid of tokens, P tokens without a place in the image.
 """
 
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import torch
 from timm.layers import Format, PatchEmbed
 from torch import Tensor, nn
 
@@ -17,6 +19,37 @@ def embedding_of(model: nn.Module) -> nn.Module | None:
         if name in EMBEDDINGS or isinstance(module, PatchEmbed):
             return module
     return None
+
+
+@torch.no_grad()
+def check_image_size(model: nn.Module, size: int, name: str = "") -> None:
+    """ValueError unless a model, in eval mode, takes images of size×size pixels, and its patches cover them."""
+    too_wide: list[int] = []  # patches, in pixels, of which a part would lie outside of the image, and is left out
+
+    def look(patches: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        side, stride = inputs[0].shape[-1], patches.stride[-1]
+        if side % stride:
+            too_wide.append(stride * round(size / side))
+
+    embedding, name = embedding_of(model), name or type(model).__name__
+    with ExitStack() as hooks:
+        for module in embedding.modules() if embedding is not None else ():
+            if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride and module.padding == (0, 0):
+                hooks.enter_context(module.register_forward_hook(look))
+        try:
+            model(next(model.parameters()).new_zeros(1, 3, size, size))
+        except (ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # models have many ways to refuse a size
+            told = " ".join(str(error).split())
+            raise ValueError(f"{name} does not take images of {size}×{size} pixels: {told}") from error
+    if too_wide:
+        patch = too_wide[0]
+        sizes = [str(near) for near in (size // patch * patch, -(-size // patch) * patch) if near]
+        raise ValueError(
+            f"{name} has patches of {patch}×{patch} pixels, which do not divide images of {size}×{size}; "
+            f"the nearest that they divide: --image-size {' or '.join(sizes)}"
+        )
 
 
 def has_token_head(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from labelflow.classifier import imagenet_classes
 from labelflow.cli import main
 from labelflow.data import Data, World
 from labelflow.engine import Training
+from labelflow.robustness import datasets
 from labelflow.robustness.attacks import ATTACKS
 from labelflow.robustness.corruption_error import ALEXNET
 from labelflow.robustness.corruptions import CORRUPTIONS, EXTRA
@@ -52,6 +53,17 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     assert message.startswith("labelflow: ")
     assert message.count("\n") == 1
     return message
+
+
+def test_root_counts_without_data(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_dataset(data: Data, *more: object) -> None:
+        raise ValueError(f"{data.source} in {data.root}")
+
+    monkeypatch.setattr(datasets, "open_dataset", open_dataset)
+    told = refused(capsys, runs / "plain", "--root", "elsewhere", "--out", tmp_path / "out")
+    assert told == "labelflow: world(train=256, val=40) in elsewhere\n"
 
 
 def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

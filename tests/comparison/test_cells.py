@@ -46,6 +46,13 @@ def test_a_key_tells_what_is_computed() -> None:
     assert len(made) == len(WORLDS)
 
 
+def test_a_result_has_the_settings_that_were_used(tmp_path: Path) -> None:
+    (made,) = make_cells(RECIPE.change(micro_batch=64, warmup_epochs=5), [METHODS["cutmix"]], (0,))
+    assert made.recipe.training.micro_batch == 16
+    used = run_cell(made, tmp_path, quiet=True)["recipe"]["training"]
+    assert (used["micro_batch"], used["warmup_epochs"], used["warmup_updates"]) == (16, 0, 0)  # of two updates
+
+
 def test_a_key_tells_which_weights_it_starts_from(tmp_path: Path) -> None:
     model = Classification(RECIPE).student.model
 

@@ -1,5 +1,7 @@
 """Folders of images, as people have them."""
 
+import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from PIL import Image
 
 from labelflow.data import Data, Folder, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data.folder import order_of
 from labelflow.data.images import read
 
 
@@ -37,6 +40,27 @@ def test_one_folder_is_split_by_names_and_seed_alone(photos: Path) -> None:
     picture(photos / "cat" / ".ipynb_checkpoints" / "new.png")
     assert len(Folder(photos, "train", 0.3)) + len(Folder(photos, "val", 0.3)) == 21
     assert len({name for name, _ in val.samples} - {name for name, _ in Folder(photos, "val", 0.3).samples}) <= 1
+
+
+def test_names_of_files_may_be_any_bytes(photos: Path) -> None:
+    name = os.fsencode(photos / "cat") + b"/caf\xe9.jpg"
+    try:
+        os.rename(photos / "cat" / "0.jpg", name)
+    except OSError:
+        pytest.skip("not on this file system")
+    halves = [Folder(photos, split, val_fraction=0.5) for split in ("train", "val")]
+    paths = [os.fsencode(half.samples[index][0]) for half in halves for index in range(len(half)) if half.load(index)]
+    assert name in paths
+    os.rename(photos / "cat", os.fsencode(photos) + b"/\xe9")
+    with pytest.raises(ValueError, match=r"not UTF-8: rename '\\udce9'"):
+        Folder(photos)
+
+
+def test_what_is_set_aside_never_changes() -> None:
+    """By the hash of a name's UTF-8 bytes."""
+    for name in ("cat/1.jpg", "chat/été.jpg"):
+        assert order_of(3, name) == hashlib.blake2b(b"3 " + name.encode(), digest_size=8).digest()
+    assert order_of(0, "cat/1.jpg").hex() == "ba1e905c97a13937"
 
 
 def test_train_and_val(photos: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from labelflow.data import Data, Stream, eval_batches, open_source, train_batches
+from labelflow.data.sources import is_named
 
 
 def image(shade: int) -> Image.Image:
@@ -118,3 +119,13 @@ def test_unknown_names() -> None:
         open_source(Data(source="torch/cifar11"), "train")
     with pytest.raises(ValueError, match="there is no folder"):
         open_source(Data(source="nowhere"), "train")
+
+
+@pytest.mark.parametrize("name", ["world", "world(train=8)", "torch/cifar10", "hfds/a/b", "hfids/a", "wds"])
+def test_names(name: str) -> None:
+    assert is_named(name)
+
+
+@pytest.mark.parametrize("folder", ["world/photos", "wds/photos", "torch", "hfds", "photos", "./world", "/world"])
+def test_folders_that_are_called_alike(folder: str) -> None:
+    assert not is_named(folder)

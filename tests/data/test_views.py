@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from labelflow.data import Data, World, eval_batches, train_batches, train_transform
-from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, load_sample
+from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
 
 HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
 
@@ -103,6 +103,21 @@ def test_what_does_not_fit(how: dict, message: str) -> None:
         TrainBatches(40, **HOW | how)
 
 
+@given(size=st.integers(2, 16), count=st.integers(1, 4), processes=st.integers(1, 4), more=st.floats(1, 3.9))
+def test_micro_batches_that_fit(size: int, count: int, processes: int, more: float) -> None:
+    """The largest that divide, up to what was asked for."""
+    batch, wish = size * count * processes, int(more * size)
+    fitted = fit_micro_batch(batch, wish, processes)
+    assert fitted == max(one for one in range(1, wish + 1) if batch % (one * processes) == 0)
+    TrainBatches(batch, **HOW | {"batch": batch, "micro_batch": fitted, "processes": processes})
+
+
+@pytest.mark.parametrize(("batch", "micro_batch", "processes"), [(127, 64, 1), (10, 4, 3), (2, 8, 4), (7, 3, 1)])
+def test_batches_that_can_hardly_be_cut(batch: int, micro_batch: int, processes: int) -> None:
+    with pytest.raises(ValueError, match=f"a multiple of {micro_batch * processes}, or another"):
+        fit_micro_batch(batch, micro_batch, processes)
+
+
 class Damaged(World):
     """A world some of whose samples cannot be read."""
 
@@ -120,9 +135,9 @@ def test_the_next_readable_sample_takes_a_damaged_ones_place_in_training() -> No
     views = Views(world, train_transform(Data(image_size=32, workers=0)), seed=1, training=True)
     view = views[Draw(38, epoch=2, position=5)]
     assert (view.label, view.weight) == (world.load(1)[1], 1.0)
-    assert view.problem == f"{world.name(38)}: broken in the middle of 38"  # the one that was asked for
+    assert str(view.problem) == f"{world.name(38)}: broken in the middle of 38"  # the one that was asked for
     assert torch.equal(view.image, views[Draw(1, epoch=2, position=5)].image)
-    assert views[Draw(1, epoch=2, position=5)].problem == ""
+    assert views[Draw(1, epoch=2, position=5)].problem is None
     world.damaged = frozenset(range(40))
     with pytest.raises(ValueError, match=r"cannot read 20 samples in a row, the first of which is .*: broken"):
         views[Draw(3, epoch=0, position=0)]
@@ -133,7 +148,7 @@ def test_a_damaged_sample_does_not_count_in_an_evaluation() -> None:
     world.damaged = frozenset({3})
     views = Views(world, train_transform(Data(image_size=32, workers=0)), seed=1, training=False)
     assert [views[Draw(number, 0, number)].weight for number in range(8)] == [1, 1, 1, 0, 1, 1, 1, 1]
-    assert views[Draw(3, 0, 3)].problem == f"{world.name(3)}: broken in the middle of 3"
+    assert str(views[Draw(3, 0, 3)].problem) == f"{world.name(3)}: broken in the middle of 3"
 
 
 def test_a_problem_names_its_sample_once() -> None:
@@ -142,8 +157,5 @@ def test_a_problem_names_its_sample_once() -> None:
             raise ValueError(f"{self.name(index)} has no pixels")
 
     world = Misfits("val", 8, 32)
-    assert load_sample(world, 5, training=False, blank=lambda: "blank") == (
-        5,
-        "blank",
-        f"{world.name(5)} has no pixels",
-    )
+    index, sample, problem = load_sample(world, 5, training=False, blank=lambda: "blank")
+    assert (index, sample, str(problem)) == (5, "blank", f"{world.name(5)} has no pixels")

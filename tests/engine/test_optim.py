@@ -1,6 +1,7 @@
 """Schedules against their formulas, and which parameters weight decay shrinks."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from labelflow.engine import Training
-from labelflow.engine.optim import make_optimizer, make_schedule, norms_apart
+from labelflow.engine.optim import make_optimizer, make_schedule, norms_apart, shorten_warmup
 
 
 def rates(per_epoch: int, **settings: Any) -> list[float]:
@@ -157,7 +158,7 @@ def test_every_parameter_is_in_one_group() -> None:
         ({"warmup_updates": 10}, "set --warmup-epochs or --warmup-updates to 0"),
         ({"epochs": 0, "updates": 10, "warmup_epochs": 0, "schedule_step": "epoch"}, "--schedule-step update"),
         ({"warmup_epochs": 0, "warmup_updates": 10, "schedule_step": "epoch"}, "--schedule-step update"),
-        ({"epochs": 8, "warmup_epochs": 8}, r"less than epochs \(8\); try --warmup-epochs 2"),
+        ({"warmup_epochs": -1}, "warmup_epochs must be ≥ 0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -165,7 +166,31 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
         Training(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"updates": 8, "warmup_updates": 8}, {"updates": 8, "warmup_epochs": 2}])
-def test_a_warm_up_as_long_as_the_run_is_refused_where_its_length_is_known(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"warm-up of 8 updates .* try --warmup-updates 2 --warmup-epochs 0"):
-        rates(4, **{"warmup_epochs": 0, **settings})
+@pytest.mark.parametrize(
+    ("settings", "shortened"),
+    [
+        ({"updates": 8, "epochs": 0, "warmup_updates": 8}, {"warmup_updates": 2}),
+        ({"updates": 8, "epochs": 0, "warmup_epochs": 2}, {"warmup_updates": 2}),
+        ({"epochs": 1, "warmup_epochs": 2}, {"warmup_updates": 1}),
+        ({"epochs": 6, "warmup_epochs": 6}, {"warmup_updates": 6}),
+        ({"epochs": 2, "warmup_updates": 500}, {"warmup_updates": 2}),
+        ({"epochs": 8, "warmup_epochs": 20, "schedule_step": "epoch"}, {"warmup_epochs": 2}),
+        ({"epochs": 1, "warmup_epochs": 1, "schedule_step": "epoch"}, {"warmup_epochs": 0}),
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_becomes_a_quarter_of_it(
+    settings: dict[str, Any], shortened: dict[str, Any]
+) -> None:
+    """Four updates make an epoch."""
+    training = Training(**{"warmup_epochs": 0, **settings})
+    used = shorten_warmup(training, 4)
+    assert used == replace(training, **{"warmup_epochs": 0, "warmup_updates": 0, **shortened})
+    assert shorten_warmup(used, 4) == used
+    optimizer = make_optimizer(nn.Linear(2, 2), used)
+    asked, stored = (make_schedule(optimizer, one, 4) for one in (training, used))
+    assert [asked(update) for update in range(8)] == [stored(update) for update in range(8)]
+
+
+def test_a_shorter_warm_up_stays() -> None:
+    for training in (Training(epochs=6, warmup_epochs=5), Training(epochs=1, warmup_epochs=0, warmup_updates=3)):
+        assert shorten_warmup(training, 4) is training

@@ -1,5 +1,6 @@
 """Image sets: where labels come from, subsets, keys."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,14 @@ def test_data_sets_of_the_same_name_have_different_keys() -> None:
     assert len(set(keys)) == 3
     assert named("red").key == keys[0]
     assert len(set(named("red").hashes)) == 200
+
+
+def test_a_folder_that_is_called_like_a_data_set(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder / "images", tmp_path / "world" / "photos")
+    monkeypatch.chdir(tmp_path)
+    assert len(open_dataset(Data(source="world/photos"), from_run=False, classes=()).source) == len(
+        open_dataset(Data(source=str(folder / "images")), from_run=False, classes=()).source
+    )
 
 
 def test_tables_of_labels(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import flat
-from labelflow.tasks.runs import RESUME_MAY_CHANGE
+from labelflow.tasks.recipe import flat, read_recipe
+from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitting_micro_batch
 
 Result = dict[str, Any]  # the content of a cell's file
 
@@ -96,7 +96,12 @@ def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) ->
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
-        Cell(name, own.change(seed=seed), f"{data} {labels}" if own.data.labels else data, code)
+        Cell(
+            name,
+            own.change(seed=seed, micro_batch=fitting_micro_batch(own)),
+            f"{data} {labels}" if own.data.labels else data,
+            code,
+        )
         for seed in seeds
         for name, own in resolved.items()
     ]
@@ -126,7 +131,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "peak_memory": peak_memory(),
         "parameters": card["parameters"],
         "guide_parameters": card["guide_parameters"],
-        "recipe": asdict(_without_paths(cell.recipe)),
+        "recipe": asdict(_without_paths(read_recipe(run))),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     result = finish(cell, cell.run(out), result) if finish else result

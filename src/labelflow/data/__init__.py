@@ -6,12 +6,13 @@ from labelflow.lazy import exports
 
 if TYPE_CHECKING:
     from labelflow.data.folder import Folder
-    from labelflow.data.loader import Unreadable, eval_batches, train_batches
+    from labelflow.data.loader import eval_batches, train_batches
     from labelflow.data.preprocessing import Preprocessing
     from labelflow.data.settings import Data
     from labelflow.data.sources import SOURCES, Stream, open_source
     from labelflow.data.transforms import eval_transform, train_transform
-    from labelflow.data.views import Batch, Source, check_micro_batches
+    from labelflow.data.unreadable import FileCheck, Problem, Unreadable
+    from labelflow.data.views import Batch, Source, fit_micro_batch
     from labelflow.data.world import World, scene
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -20,15 +21,17 @@ __all__ = [
     "SOURCES",
     "Batch",
     "Data",
+    "FileCheck",
     "Folder",
     "Preprocessing",
+    "Problem",
     "Source",
     "Stream",
     "Unreadable",
     "World",
-    "check_micro_batches",
     "eval_batches",
     "eval_transform",
+    "fit_micro_batch",
     "open_source",
     "scene",
     "train_batches",

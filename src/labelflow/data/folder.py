@@ -43,7 +43,10 @@ class Folder(Listed):
     def __init__(self, root: Path | str, split: str = "train", val_fraction: float = 0.1, seed: int = 0) -> None:
         super().__init__(Path(root), [], [])
         if not self.root.is_dir():
-            raise ValueError(f"there is no folder {self.root}")
+            raise ValueError(
+                f"there is no folder {self.root}; give one that holds a folder of images for each class: --data FOLDER"
+            )
+        _check_utf8(str(root))
         halves = {name: first_folder(self.root, names) for name, names in SPLITS.items()}
         if (halves["train"] is None) != (halves["val"] is None):
             there, missing = ("train", "val") if halves["val"] is None else ("val", "train")
@@ -92,7 +95,17 @@ def _classes(root: Path) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     if not names:
         raise ValueError(f"{root} has no class folders; it should hold one folder of images for each class")
+    for name in names:
+        _check_utf8(name)
     return names
+
+
+def _check_utf8(name: str) -> None:
+    """A run writes the names of its classes and of its data; those of files may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of a folder is not UTF-8: rename {name!r}") from None
 
 
 def image_files(folder: Path) -> list[str]:
@@ -137,7 +150,7 @@ def aside_count(files: list[str], fraction: float) -> int:
 
 
 def order_of(seed: int, name: str) -> bytes:
-    return hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return hashlib.blake2b(f"{seed} {name}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def shorten(names: list[str]) -> str:

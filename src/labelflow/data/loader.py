@@ -1,4 +1,4 @@
-"""Batches on their way to a model: workers, memory pinning, streams, and what to do with samples that can't be read."""
+"""Batches on their way to a model: workers, memory pinning, streams."""
 
 import os
 import signal
@@ -24,7 +24,6 @@ from labelflow.data.views import (
     check_micro_batches,
     collate,
 )
-from labelflow.spec import printable
 
 
 class Streamed(IterableDataset[View]):
@@ -38,7 +37,7 @@ class Streamed(IterableDataset[View]):
         number = 0 if worker is None else worker.id
         for position, (image, label) in enumerate(self.stream.open(self.epoch)):
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
-                yield View(self.transform(image).image, label, 1.0, "")
+                yield View(self.transform(image).image, label, 1.0)
 
 
 def train_batches(
@@ -145,24 +144,3 @@ def _ignore_signals(worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process; what to do is the main one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-class Unreadable:
-    """Reports each unreadable sample once, and stops when there are more than a limit."""
-
-    def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
-        self.limit, self.tell = limit, tell
-        self.seen: set[str] = set()
-
-    def __call__(self, problems: list[str]) -> None:
-        for problem in problems:
-            if problem in self.seen:
-                continue
-            self.seen.add(problem)
-            if len(self.seen) > self.limit:
-                allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
-                raise ValueError(
-                    f"cannot read {problem} ({allowed}); fix or remove it, or skip up to N such images with "
-                    f"--skip-unreadable N"
-                )
-            self.tell(printable(f"skipped {problem}"))

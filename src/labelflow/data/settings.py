@@ -77,3 +77,12 @@ class Data:
         for name in ("flip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale, parts of the image's area, must be 0 < least ≤ most ≤ 1, not {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio, aspects of a crop, must be 0 < least ≤ most, not {self.ratio}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std, which is divided by, must be positive, not {self.std}")
+        for name, least in (("skip_unreadable", 0), ("color_jitter", 0), ("workers", -1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

@@ -181,10 +181,15 @@ SOURCES: dict[str, Callable[[str, Data, str], Source | Stream]] = {
 }
 
 
+def is_named(source: str) -> bool:
+    """Whether it is a name in SOURCES; otherwise it is a folder, even one such as world/photos."""
+    prefix, _, name = source.partition("/")
+    return prefix.partition("(")[0] in SOURCES and bool(name) == (prefix in ("torch", "hfds", "hfids"))
+
+
 def open_source(data: Data, split: str) -> Source | Stream:
     """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
-    prefix, _, name = data.source.partition("/")
-    make = SOURCES.get(prefix.partition("(")[0])
-    if make is not None and bool(name) == (prefix in ("torch", "hfds", "hfids")):
-        return make(name, data, split)
+    if is_named(data.source):
+        prefix, _, name = data.source.partition("/")
+        return SOURCES[prefix.partition("(")[0]](name, data, split)
     return Folder(data.source, split, data.val_fraction, data.split_seed)

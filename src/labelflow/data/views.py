@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from labelflow.chance import Purpose, drawn_from, generator
 from labelflow.data.geometry import Geometry
 from labelflow.data.transforms import Transform
+from labelflow.data.unreadable import Problem
 from labelflow.sparse import TokenLabels
 
 Sample = TypeVar("Sample", covariant=True)
@@ -53,7 +54,7 @@ class View(NamedTuple):
     image: Tensor  # (3, H, W)
     label: int
     weight: float
-    problem: str  # why the sample could not be read, if it could not
+    problem: Problem | None = None  # why the sample could not be read, if it could not
     dense: TokenLabels | None = None
 
 
@@ -61,7 +62,7 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W)
     labels: Tensor  # (B,) long
     weights: Tensor  # (B,): 0 where a sample does not count
-    problems: list[str]  # samples that could not be read
+    problems: list[Problem]  # samples that could not be read
     dense: TokenLabels | None = None  # labels of tokens, where there are any
 
     def to(self, device: torch.device) -> "Batch":
@@ -89,17 +90,16 @@ class Readable(Protocol[Sample]):
 
 def load_sample(
     source: Readable[Sample], index: int, training: bool, blank: Callable[[], Sample]
-) -> tuple[int, Sample, str]:
-    """A sample, its index, and why the one that was asked for could not be read ('' if it could). In training the next
+) -> tuple[int, Sample, Problem | None]:
+    """A sample, its index, and why the one that was asked for could not be read, if so. In training the next
     readable sample takes its place, in an evaluation a blank one, which must not count."""
-    problem = ""
+    problem = None
     for place in range(index, index + (TRIES if training else 1)):
         index = place % len(source)
         try:
             return index, source.load(index), problem
         except Exception as error:  # damaged files make PIL raise all kinds of them
-            name, reason = source.name(index), str(error)
-            problem = problem or (reason if reason.startswith(name) else f"{name}: {reason}")
+            problem = problem or Problem(source.name(index), str(error))
     if training:
         raise ValueError(f"cannot read {TRIES} samples in a row, the first of which is {problem}")
     return index, blank(), problem
@@ -199,6 +199,23 @@ class EvalBatches:
                 Draw(position % self.samples, 0, position, float(position < self.samples))
                 for position in range(first, last)
             ]
+
+
+def fit_micro_batch(batch: int, micro_batch: int, processes: int) -> int:
+    """The largest size, up to this one, of micro-batches that a batch can be cut into for so many processes.
+
+    >>> fit_micro_batch(batch=32, micro_batch=64, processes=1), fit_micro_batch(batch=120, micro_batch=64, processes=2)
+    (32, 60)
+    """
+    wish = min(micro_batch, batch // processes)
+    fits = next((size for size in range(wish, 0, -1) if batch % (size * processes) == 0), 0)
+    if 4 * fits <= wish or fits == 1 < wish:  # too slow, or nothing to mix with
+        several = f" for {processes} processes" if processes > 1 else ""
+        raise ValueError(
+            f"a batch of {batch} cannot be cut into micro-batches of about {micro_batch}{several}; choose a --batch "
+            f"that is a multiple of {micro_batch * processes}, or another --micro-batch"
+        )
+    return fits
 
 
 def check_micro_batches(batch: int, micro_batch: int, processes: int) -> None:

@@ -71,13 +71,13 @@ class Checkpoints:
                 except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
                     raise OSError(f"cannot write {folder} (earlier checkpoints are kept): {error}") from error
             self._publish(folder, state)
-            for old in _folders(self.run)[: -self.keep]:
+            for old in self.run.checkpoints()[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
         self.accelerator.wait_for_everyone()
 
     def load(self) -> State:
         """Resume from the newest checkpoint, or start from scratch if there is none."""
-        folders = _folders(self.run)
+        folders = self.run.checkpoints()
         self._check_agreement(int(folders[-1].name) if folders else 0)
         if self.accelerator.is_main_process:
             for draft in (self.run / "checkpoints").glob(".*.draft"):  # left by a kill
@@ -128,12 +128,6 @@ class Checkpoints:
         for name in names:
             with atomic_write(self.run / name) as draft:
                 _link(weights, draft)
-
-
-def _folders(run: Run) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    parent = run / "checkpoints"
-    return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
 
 
 def _split(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from labelflow.data import Problem
 from labelflow.engine.task import Evaluated
 
 
@@ -19,7 +20,7 @@ def evaluate(
     training = student.training
     student.eval()
     sums: dict[str, Tensor] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     batches = task.eval_batches(accelerator.process_index, accelerator.num_processes)
     count = _length(batches)
     for number, batch in enumerate(batches, 1):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from labelflow.chance import Purpose, generator, seed_of
+from labelflow.data import Problem
 from labelflow.engine.checkpoint import Checkpoints
 from labelflow.engine.ema import Ema
 from labelflow.engine.evaluation import evaluate
@@ -45,7 +46,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)
     metrics = _last_evaluation(run)
-    problems: list[str] = []  # unreadable samples since the last report
+    problems: list[Problem] = []  # unreadable samples since the last report
 
     student.train()
     batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)

@@ -1,6 +1,7 @@
 """Optimiser and schedule, with timm."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,17 +50,20 @@ def _together(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": list(model.parameters())}]
 
 
+def shorten_warmup(training: Training, updates_per_epoch: int) -> Training:
+    """The same, but a warm-up that is not shorter than the run becomes a quarter of it."""
+    length, warmup = schedule_lengths(training, updates_per_epoch)
+    if warmup < length:
+        return training
+    if training.schedule_step == "epoch":
+        return replace(training, warmup_epochs=length // 4)
+    return replace(training, warmup_epochs=0, warmup_updates=length // 4)
+
+
 def schedule_lengths(training: Training, updates_per_epoch: int) -> tuple[int, int]:
     """Of the run and its warm-up: in updates, or in epochs if the learning rate changes once an epoch."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
-    length = training.updates or training.epochs * unit
-    warmup = training.warmup_updates or training.warmup_epochs * unit
-    if warmup and warmup >= length:
-        raise ValueError(
-            f"a warm-up of {warmup} updates is not shorter than the run ({length}); try --warmup-updates "
-            f"{length // 4} --warmup-epochs 0"
-        )
-    return length, warmup
+    return training.updates or training.epochs * unit, training.warmup_updates or training.warmup_epochs * unit
 
 
 def make_schedule(
@@ -67,7 +71,7 @@ def make_schedule(
 ) -> Callable[[int], float]:
     """Sets the learning rate for an update, and returns it: a function of the update's number alone."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
-    length, warmup = schedule_lengths(training, updates_per_epoch)
+    length, warmup = schedule_lengths(shorten_warmup(training, updates_per_epoch), updates_per_epoch)
     rates = _rates(optimizer, training, max(length, 2), warmup)  # timm warns of 1
     lag = training.schedule_lag * unit
 

@@ -43,6 +43,15 @@ class Run:
                 return self / f"{name}.safetensors"
         raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
 
+    def checkpoints(self) -> list[Path]:
+        """Complete ones, oldest first."""
+        parent = self / "checkpoints"
+        return sorted(path for path in parent.iterdir() if path.name.isdigit()) if parent.exists() else []
+
+    def has_progress(self) -> bool:
+        """Whether there is something to lose: a start that failed before its first checkpoint leaves nothing."""
+        return bool(self.checkpoints()) or any(self.folder.glob("*.safetensors"))
+
     def log(self, record: dict[str, Any]) -> None:
         """Append a line of metrics."""
         with open(self / METRICS, "a") as file:

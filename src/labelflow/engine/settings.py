@@ -18,8 +18,9 @@ class Training:
     batch: int = 1024
     """Samples per update, over all processes."""
     micro_batch: int = 128
-    """Samples per forward pass, which fill a device's memory. A micro-batch is mixed within itself. A batch's
-    micro-batches are divided among the processes; gradients are accumulated over the rest."""
+    """Samples per forward pass, which fill a device's memory; fewer, if it does not divide the batch. A micro-batch is
+    mixed within itself. A batch's micro-batches are divided among the processes; gradients are accumulated over the
+    rest."""
     seed: int = 0
     """Determines all randomness."""
 
@@ -32,7 +33,7 @@ class Training:
     min_lr: float = 1e-5
     """Final learning rate of cosine and linear; not scaled."""
     warmup_epochs: int = 5
-    """Epochs of linear warm-up, part of the schedule."""
+    """Epochs of linear warm-up, part of the schedule. One that is not shorter than the run becomes a quarter of it."""
     warmup_updates: int = 0
     """Updates of linear warm-up; needs warmup_epochs 0."""
     warmup_lr: float = 1e-6
@@ -83,7 +84,9 @@ class Training:
         for name in ("batch", "micro_batch", "eval_epochs", "save_updates", "keep", "log_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("lr", "min_lr", "warmup_lr", "weight_decay", "clip", "epochs", "updates", "warmup_updates"):
+        lengths = ("epochs", "cooldown_epochs", "updates", "warmup_epochs", "warmup_updates", "schedule_lag")
+        rates = ("lr", "lr_batch", "min_lr", "warmup_lr", "weight_decay", "momentum", "clip")
+        for name in (*lengths, *rates, "eval_batch"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be ≥ 0 and finite, not {getattr(self, name)}")
         if not 0 <= self.ema < 1:
@@ -103,12 +106,6 @@ class Training:
             )
         if (self.updates or self.warmup_updates) and self.schedule_step == "epoch":
             raise ValueError("a schedule in updates needs --schedule-step update")
-        counted = self.updates or self.warmup_updates  # checked when the number of samples is known
-        if self.warmup_epochs >= self.epochs and self.warmup_epochs and not counted:
-            raise ValueError(
-                f"warmup_epochs ({self.warmup_epochs}) must be less than epochs ({self.epochs}); "
-                f"try --warmup-epochs {self.epochs // 4}"
-            )
 
     @property
     def scaled_lr(self) -> float:

@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, GradientAccumulationPlugin, ProjectConfiguration
 
 from labelflow.engine.settings import Training
+from labelflow.process import process_count
 
 
 def best_device() -> torch.device:
@@ -18,7 +19,7 @@ def best_device() -> torch.device:
 
 def make_accelerator(training: Training, folder: Path | None = None) -> Accelerator:
     """As `accelerate launch` or `torchrun` configure it, or one process. Gradients are accumulated up to the batch."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = process_count()
     if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

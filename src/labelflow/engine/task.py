@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import Generator, Tensor, nn
 
+from labelflow.data import Problem
 from labelflow.loss import Term
 
 Details = dict[str, dict[str, float | None]]  # by class and metric; None where it is undefined
@@ -29,7 +30,7 @@ class Evaluated(Protocol):
         """Metrics by class at the last evaluation; {} for tasks without them."""
         ...
 
-    def unreadable(self, problems: list[str]) -> None:
+    def unreadable(self, problems: list[Problem]) -> None:
         """Report unreadable samples; ValueError if there are too many."""
         ...
 

@@ -82,6 +82,7 @@ class _Apart(Follower):
 
 def _find(student: Student, image: Tensor, grid: tuple[int, int]) -> _Watcher:
     """Of the last layer that moves something from patch to patch."""
+    Follower(student.model, None, residual=False).require_attention("a mixer that attention guides", "--mixer cutmix")
     last = _Watcher(student.model, -1)
     modules = [student.model.get_submodule(step) for step in last.follower.steps]
     layers = sum(MODULES[known_module(module)].layer for module in modules)

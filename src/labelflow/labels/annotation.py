@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from labelflow.classifier import Classifier
-from labelflow.data import Data, Preprocessing, Source, Unreadable
+from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable
 from labelflow.data.loader import fixed_batches
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Batch, Draw
@@ -106,7 +106,7 @@ def annotate(
     progress.skip(len(source) - sum(len(draft.places(shard)) for shard in unwritten))
     accelerator.wait_for_everyone()  # before any process writes: all must see the same missing shards
     missing = unwritten[accelerator.process_index :: accelerator.num_processes]
-    problems: list[str] = []
+    problems: list[Problem] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
     view = as_view(annotator_transform(annotator.preprocessing, annotation.seen))

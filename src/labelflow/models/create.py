@@ -62,8 +62,8 @@ def _fitted(name: str, **arguments: Any) -> nn.Module:
 def _create(model: str, name: str, **arguments: Any) -> nn.Module:
     try:
         return timm.create_model(name, **arguments)
-    except (TypeError, AssertionError) as error:
-        raise ValueError(f"model {model!r}: {error}") from None
+    except (TypeError, AssertionError, RuntimeError) as error:  # arguments, or an image size, that don't fit
+        raise ValueError(f"model {model!r}: {error}") from error
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from labelflow.chance import generator
 from labelflow.classifier import wordnet_names
 from labelflow.data import Data, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
-from labelflow.data.sources import SOURCES
+from labelflow.data.sources import is_named
 
 FINGERPRINTED = 64  # images that identify a data set that is not made of files
 
@@ -80,7 +80,7 @@ def open_dataset(data: Data, from_run: bool, classes: tuple[str, ...]) -> ImageS
     A folder holds `val/CLASS/…`, `CLASS/…`, or `labels.csv` (file, class) with the images beside or below it.
     """
     root = Path(data.source)
-    if from_run or data.source.partition("/")[0].partition("(")[0] in SOURCES:
+    if from_run or is_named(data.source):
         source = open_source(data, "val")
         if isinstance(source, Stream):
             raise ValueError(f"{data.source} is a stream, which cannot be evaluated here; use a folder or hfds/NAME")

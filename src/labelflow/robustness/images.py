@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from labelflow.chance import seed_of
 from labelflow.data.loader import make_loader
 from labelflow.data.preprocessing import Preprocessing
+from labelflow.data.unreadable import Problem
 from labelflow.robustness.datasets import ImageSet, image_seed
 
 
@@ -53,14 +54,14 @@ AnyPerturbation = Perturbation | BatchPerturbation
 class Sample(NamedTuple):
     levels: Tensor  # (L, 3, S, S) uint8
     label: int
-    error: str  # why the image could not be read; empty if it could
+    error: Problem | None  # why the image could not be read, if it could not
 
 
 class ImageBatch(NamedTuple):
     images: Tensor  # (B·L, 3, S, S) uint8, the levels of an image one after the other
     labels: Tensor  # (B,)
     readable: Tensor  # (B,) bool
-    errors: list[str]
+    errors: list[Problem]
 
 
 class PerturbedImages(Dataset[Sample]):
@@ -83,8 +84,8 @@ class PerturbedImages(Dataset[Sample]):
             image, label = self.source.load(index)
         except Exception as error:  # damaged files make PIL raise all kinds of them
             black = torch.zeros(perturbation.levels, 3, self.size, self.size, dtype=torch.uint8)
-            return Sample(black, 0, f"{self.source.name(index)}: {error}")
-        return Sample(self._levels(perturbation, image, index), label, "")
+            return Sample(black, 0, Problem(self.source.name(index), str(error)))
+        return Sample(self._levels(perturbation, image, index), label, None)
 
     def _levels(self, perturbation: AnyPerturbation, image: Image.Image, index: int) -> Tensor:
         """(L, 3, S, S), seeded by the image's own key: the same in any subset"""

@@ -168,8 +168,7 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], I
     if options.suite.strip() == "natural" or not (options.data or runs_data):
         return models, None
     data = runs_data or Data()
-    if options.data:
-        data = replace(data, source=options.data, root=options.root or data.root)
+    data = replace(data, source=options.data or data.source, root=options.root or data.root)
     from_run = runs_data is not None and _same(data.source, runs_data.source)
     data = replace(data, image_size=max(model.preprocessing.size for model in models))
     dataset = open_dataset(data, from_run, wordnet_names(models[0].classes))

@@ -31,7 +31,10 @@ class TransMix:
 
     def student(self, model: nn.Module) -> Student:
         first = self.mask == "first_pixel"
-        return Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first)
+        student = Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first)
+        assert student.follower is not None
+        student.follower.require_attention("TransMix, in the last block,", "--target tl_align")
+        return student
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None

@@ -13,19 +13,36 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from labelflow.chance import Purpose, seed_of
+from labelflow.align import evaluating
+from labelflow.chance import Purpose, generator, seed_of
 from labelflow.classifier import run_cfg
-from labelflow.data import Batch, Preprocessing, Stream, Unreadable, eval_batches, open_source, train_batches
+from labelflow.data import (
+    Batch,
+    FileCheck,
+    Preprocessing,
+    Stream,
+    Unreadable,
+    eval_batches,
+    open_source,
+    train_batches,
+)
+from labelflow.data.folder import Listed
+from labelflow.data.geometry import Geometry
 from labelflow.engine import Details, Run, Training
-from labelflow.engine.optim import check_optimizer, schedule_lengths
+from labelflow.engine.optim import check_optimizer
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
-from labelflow.mixers import guide_parameters, make_mixer, mix_batch
+from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
+from labelflow.process import is_main_process
+from labelflow.sparse import TokenLabels
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.recipe import KINDS, Recipe
+from labelflow.tokens import check_image_size
+
+CHECK_SECONDS = 3.0  # how long a start may be held up by a look at the files
 
 
 class Evaluation:
@@ -70,6 +87,7 @@ class Classification(Evaluation):
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train")
         self.classes = list(self.train_source.classes)
+        check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
@@ -82,9 +100,13 @@ class Classification(Evaluation):
         model.pretrained_cfg = self.pretrained_cfg  # type: ignore[assignment]
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
+        with evaluating(model):
+            check_image_size(model, recipe.data.image_size, recipe.model)
         self.student = self.target.student(model)
         self.labeller = self._labeller() if self.target.dense else None
+        self._rehearse()
         self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
+        self.file_check = self._check_files()
 
     @property
     def card(self) -> dict[str, Any]:
@@ -102,7 +124,7 @@ class Classification(Evaluation):
 
     def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
         training = self.recipe.training
-        return train_batches(
+        batches = train_batches(
             self.train_source,
             self.recipe.data,
             batch=training.batch,
@@ -114,6 +136,35 @@ class Classification(Evaluation):
             first_update=first_update,
             labeller=self.labeller,
         )
+        try:
+            for batch in batches:
+                yield batch._replace(problems=batch.problems + self.file_check.found())
+        finally:
+            self.file_check.stop()
+
+    @torch.no_grad()
+    def _rehearse(self) -> None:
+        """What a mixer or a target refuses of a model, it refuses now: two images, as if in training."""
+        size, labels = self.recipe.data.image_size, torch.tensor([0, 1])
+        images = torch.rand(2, 3, size, size, generator=generator(0))
+        dense = None
+        if self.labeller is not None:
+            assert not isinstance(self.train_source, Stream)
+            first = self.labeller(self.train_source.key(0), Geometry((size, size)))
+            dense = TokenLabels.stack([first, first])
+        batch = Batch(images, labels, torch.ones(2), [], dense)
+        with torch.random.fork_rng(devices=[]), evaluating(self.student):
+            for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
+                self._terms(self.student, batch, generator(0), mixer)
+
+    def _check_files(self) -> FileCheck:
+        """Of all files: those that can't be read are counted now, or while the model is trained if there are many."""
+        listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
+        paths = [path for source in listed for path, _ in source.samples] if is_main_process() else []
+        check = FileCheck(paths)
+        check.wait(CHECK_SECONDS)
+        self.unreadable(check.found())
+        return check
 
     def _labeller(self) -> StoreLabels:
         if not Path(self.recipe.data.labels).is_dir():
@@ -129,13 +180,16 @@ class Classification(Evaluation):
         return StoreLabels(store, self.student.token_grid((size, size)), self.recipe.data.compat)
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
+        return self._terms(student, batch, generator, self.mixer)
+
+    def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
         smoothing, classes = self.recipe.smoothing, len(self.classes)
         dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
         data = self.recipe.data
         # Guides use the unwrapped student, so that no process waits for another.
         unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std)
-        mix, guidance = mix_batch(self.mixer, unmixed, generator)
+        mix, guidance = mix_batch(mixer, unmixed, generator)
         truth = truth._replace(clean=guidance.logits if guidance else None)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
 
@@ -184,10 +238,8 @@ def check_training(training: Training, samples: int) -> None:
     check_optimizer(training.optimizer)
     if samples < training.batch:
         raise ValueError(
-            f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch "
-            "(and --micro-batch)"
+            f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch"
         )
-    schedule_lengths(training, samples // training.batch)
 
 
 def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -210,6 +262,14 @@ def check_classifier(folder: str) -> None:
 def weights_file(init: str) -> str:
     """Of a run's folder, its best weights."""
     return str(Run(init).weights()) if init and Path(init).is_dir() else init
+
+
+def check_several(classes: list[str], source: str) -> None:
+    if len(classes) < 2:
+        raise ValueError(
+            f"{source} has one class, {classes[0]!r}; a classifier needs at least two: put the images of each into a "
+            "folder of its own"
+        )
 
 
 def check_classes(expected: list[str], found: list[str], what: str) -> None:

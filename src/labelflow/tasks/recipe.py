@@ -50,6 +50,11 @@ class Recipe(BaseRecipe):
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
+    def __post_init__(self) -> None:
+        check_drop_path(self.drop_path)
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+
     @property
     def title(self) -> str:
         return f"{self.model}, {self.mixer}, {self.target}"

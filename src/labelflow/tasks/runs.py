@@ -2,8 +2,8 @@
 
 import platform
 import sys
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,10 +16,12 @@ from accelerate import Accelerator
 from torch import nn
 
 from labelflow.classifier import load
-from labelflow.data import check_micro_batches
-from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
+from labelflow.data import fit_micro_batch
+from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
 from labelflow.models.create import load_exactly
+from labelflow.process import process_count
 from labelflow.settings import setting_names
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
@@ -42,19 +44,27 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
+    asked, recipe = recipe, recipe.change(micro_batch=fitting_micro_batch(recipe))
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
-    check_micro_batches(recipe.training.batch, recipe.training.micro_batch, accelerator.num_processes)
-    _check_folder(run, recipe, resume, free)
+    started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
+    before = run.read("model.json") if goes_on and (run / "model.json").exists() else None
+    if started_before and goes_on:
+        _check_folder(run, _with_used_warmup(recipe, before["samples"]) if before else recipe, resume, free)
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
+        if started_before and not goes_on:
+            progress.say(f"an earlier start in {folder} ended before its first checkpoint; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
+        recipe = _with_used_warmup(recipe, task.samples)
+        for change in _changes(asked.training, recipe.training):
+            progress.say(change)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         card = {"task": kind.name, **task.card, "parameters": parameters}
-        if (run / "model.json").exists():
-            _check_card(run.read("model.json"), card, folder)
+        if before:
+            _check_card(before, card, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,8 +127,8 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     """The same, and the metrics of each class."""
     recipe = read_any_recipe(Run(folder))
     kind = kind_of(recipe)
-    if unknown := changes.keys() - set(setting_names(recipe)):
-        raise ValueError(f"{folder} is the run of a {kind.what}, which does not have {', '.join(sorted(unknown))}")
+    if unknown := sorted(changes.keys() - set(setting_names(recipe))):
+        raise ValueError(f"{folder} is the run of a {kind.what}, which has no {', '.join(unknown)}")
     recipe = recipe.change(**changes)
     is_classifier = isinstance(recipe, Recipe)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
@@ -144,6 +154,26 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
+def fitting_micro_batch(recipe: AnyRecipe) -> int:
+    """What divides its batch among the processes."""
+    return fit_micro_batch(recipe.training.batch, recipe.training.micro_batch, process_count())
+
+
+def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
+    return replace(recipe, training=shorten_warmup(recipe.training, samples // recipe.training.batch))
+
+
+def _changes(asked: Training, used: Training) -> Iterator[str]:
+    """What was made to fit, in words."""
+    if used.micro_batch != asked.micro_batch:
+        among = f" among {process_count()} processes" if process_count() > 1 else ""
+        share = f"a batch of {used.batch}{among}"
+        yield f"micro-batches of {used.micro_batch}, since {asked.micro_batch} does not divide {share}"
+    if used.warmup_updates != asked.warmup_updates or used.warmup_epochs != asked.warmup_epochs:
+        length, unit = (used.warmup_updates, "updates") if used.warmup_updates else (used.warmup_epochs, "epochs")
+        yield f"{length} {unit} of warm-up, a quarter of the run, since the recipe's is not shorter than the run"
+
+
 def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Check that the data is the same as when the run was started."""
     check_classes(before["classes"], now["classes"], f"the data for {folder}")
@@ -156,8 +186,6 @@ def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> None:
-    if not (run / "recipe.json").exists():
-        return
     if not resume:
         raise ValueError(f"{run.folder} already contains a run; continue it with --resume, or choose another --out")
     before = read_any_recipe(run)

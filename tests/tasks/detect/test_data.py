@@ -212,7 +212,7 @@ def test_an_image_of_another_size_is_told_and_skipped(folder: Path) -> None:
     data = DetectData(source=str(folder), workers=0)
     (batch,) = eval_batches(open_source(data, "val"), data, batch=4)
     assert batch.weights == [1, 0, 1, 1]
-    assert "has 30×41 pixels" in batch.problems[0]
+    assert "has 30×41 pixels" in str(batch.problems[0])
 
 
 def extent(mask: Tensor) -> list[float]:

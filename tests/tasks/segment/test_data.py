@@ -300,7 +300,7 @@ def test_what_cannot_be_read_is_told_and_does_not_count(folder: Path) -> None:
         Path(source.name(0)).write_bytes(b"not an image")
     batches = list(eval_batches(val, data, batch=3))
     assert [len(batch.problems) for batch in batches] == [1]
-    assert Path(val.name(0)).name in batches[0].problems[0]
+    assert Path(val.name(0)).name in str(batches[0].problems[0])
     assert (batches[0].masks[0] == 255).all()
     seen = list(train_batches(train, data, batch=7, micro_batch=7, updates=1, seed=0))
     assert len(seen[0].problems) == 1

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
 from labelflow.data.loader import make_loader
+from labelflow.data.unreadable import Problem
 from labelflow.data.views import Draw, EvalBatches, TrainBatches, load_sample
 from labelflow.data.world import World
 from labelflow.spec import parse
@@ -37,7 +38,7 @@ class View(NamedTuple):
 
     content: Any
     weight: float  # 0 where it does not count
-    problem: str  # why the sample could not be read, if it could not
+    problem: Problem | None  # why the sample could not be read, if it could not
 
 
 Collate = Callable[[list[View]], Any]

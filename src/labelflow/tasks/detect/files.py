@@ -16,7 +16,7 @@ def given(root: Path, name: str) -> Path:
 def find_annotations(root: Path, split: str) -> Path:
     """`annotations/instances_train2017.json`, or what is like it: the only file with the split in its path."""
     if not root.is_dir():
-        raise ValueError(f"there is no folder {root}; there is world, too, which needs no files")
+        raise ValueError(f"there is no folder {root}; give --data FOLDER, or --data world, which needs no files")
     option = "train" if split == "train" else "val"
     names = SPLITS[option]
     files = [*root.glob("annotations/*.json"), *root.glob("*.json")]

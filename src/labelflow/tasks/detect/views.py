@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
+from labelflow.data import Problem
 from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.detect.data import Sample
@@ -29,7 +30,7 @@ class Batch(NamedTuple):
     targets: list[dict[str, Tensor]]  # boxes (T, 4), labels (T,), masks (T, H, W) each; none in an evaluation
     numbers: list[int]  # the images' ids
     weights: list[float]  # 0 where a sample does not count
-    problems: list[str]  # samples that could not be read
+    problems: list[Problem]  # samples that could not be read
 
     def to(self, device: torch.device) -> "Batch":
         images = [image.to(device, non_blocking=True) for image in self.images]

@@ -99,7 +99,7 @@ def open_source(data: SegmentData, split: str) -> DenseSource:
         return WorldMasks(open_world(data.source, split, data.short))
     root = Path(data.source)
     if not root.is_dir():
-        raise ValueError(f"there is no folder {root}; there is world, too, which needs no files")
+        raise ValueError(f"there is no folder {root}; give --data FOLDER, or --data world, which needs no files")
     name = data.layout if data.layout != "auto" else looks_like(root)
     source = Pairs(LAYOUTS[name](root, data, split))
     if not len(source):

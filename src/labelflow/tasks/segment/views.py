@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
+from labelflow.data import Problem
 from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.segment.data import Sample
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
 
     images: Tensor  # (B, 3, crop, crop)
     masks: Tensor  # (B, crop, crop): a class, or 255; uint8 until it gets to a device, then long
-    problems: list[str]  # samples that could not be read
+    problems: list[Problem]  # samples that could not be read
 
     def to(self, device: torch.device) -> "Batch":
         images, masks = (one.to(device, non_blocking=True) for one in self[:2])
@@ -40,7 +41,7 @@ class EvalBatch(NamedTuple):
 
     images: list[Tensor]  # (3, H, W) each
     masks: list[Tensor]  # (H, W) each, 255 everywhere where a sample does not count; uint8, then long, as above
-    problems: list[str]
+    problems: list[Problem]
 
     def to(self, device: torch.device) -> "EvalBatch":
         images, masks = ([one.to(device, non_blocking=True) for one in part] for part in self[:2])

@@ -1,0 +1,92 @@
+"""Samples that cannot be read: counted while a model is trained, and looked for before."""
+
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.pool import ThreadPool
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+from PIL import Image
+
+from labelflow.data.images import read
+from labelflow.spec import printable
+
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82", "GIF": b";"}  # the last bytes of a complete file
+
+
+class Problem(NamedTuple):
+    """Why a sample could not be read."""
+
+    name: str  # of the sample
+    reason: str
+
+    def __str__(self) -> str:
+        reason = self.reason.removesuffix(f" {self.name!r}")  # PIL's way to name it
+        return reason if reason.startswith(self.name) else f"{self.name}: {reason}"
+
+
+class Unreadable:
+    """Reports each unreadable sample once, and stops when there are more than a limit."""
+
+    def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
+        self.limit, self.tell = limit, tell
+        self.seen: set[str] = set()  # names of samples
+
+    def __call__(self, problems: Iterable[Problem]) -> None:
+        new = {problem.name: problem for problem in problems if problem.name not in self.seen}
+        self.seen |= new.keys()
+        if new and len(self.seen) > self.limit:
+            raise ValueError(self._refusal(list(map(str, new.values()))))
+        for problem in new.values():
+            self.tell(printable(f"skipped {problem}"))
+
+    def _refusal(self, new: list[str]) -> str:
+        count = len(self.seen)
+        what = new[0] if count == 1 else f"{count} images: {'; '.join(new[:3])}{' …' if len(new) > 3 else ''}"
+        allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
+        them = "it" if count == 1 else "them"
+        return f"cannot read {what} ({allowed}); fix or remove {them}, or skip {them} with --skip-unreadable {count}"
+
+
+class FileCheck:
+    """Looks at the files of images in the background."""
+
+    def __init__(self, paths: Sequence[str], threads: int = 4) -> None:
+        self._new: SimpleQueue[Problem] = SimpleQueue()
+        self._stopped = False
+        self._thread = Thread(target=self._look, args=(paths, threads), daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has seen all files, but no longer than this."""
+        self._thread.join(seconds)
+
+    def found(self) -> list[Problem]:
+        """Since it was last asked."""
+        return [self._new.get() for _ in range(self._new.qsize())]
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _look(self, paths: Sequence[str], threads: int) -> None:
+        with ThreadPool(threads) as pool:
+            for problem in pool.imap(check_file, paths, chunksize=64):
+                if problem:
+                    self._new.put(problem)
+                if self._stopped:
+                    break
+
+
+def check_file(path: str) -> Problem | None:
+    """What is wrong with a file, as far as its header and its end tell. One that ends strangely is decoded."""
+    try:
+        with Image.open(path) as image:
+            end = ENDS.get(image.format or "", b"")
+        with open(path, "rb") as file:
+            file.seek(-len(end), 2)
+            complete = file.read() == end
+        if not complete:
+            read(path)
+    except Exception as error:  # damaged files make PIL raise all kinds of them
+        return Problem(path, str(error))
+    return None

@@ -1,0 +1,77 @@
+"""Samples that cannot be read: each counts once, and files are looked at before a run."""
+
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labelflow.data import FileCheck, Problem, Unreadable, unreadable
+from labelflow.data.images import EXTENSIONS
+from labelflow.data.unreadable import check_file
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 50, 3)).astype(np.uint8)
+
+
+def test_a_sample_counts_once_whatever_is_said_of_it() -> None:
+    told: list[str] = []
+    count = Unreadable(1, told.append)
+    count([Problem("set[3]", "<BytesIO at 0x1>"), Problem("set[3]", "<BytesIO at 0x2>")])
+    count([Problem("set[3]", "<BytesIO at 0x3>")])
+    assert len(told) == 1
+    with pytest.raises(
+        ValueError, match=r"cannot read 2 images: set\[4\]: broken \(1 were allowed\).*--skip-unreadable 2$"
+    ):
+        count([Problem("set[4]", "broken")])
+
+
+def test_the_number_to_skip_is_told() -> None:
+    problems = [Problem(f"{number}.jpg", f"cannot identify image file '{number}.jpg'") for number in range(5)]
+    with pytest.raises(
+        ValueError, match=r"cannot read 0\.jpg: cannot identify image file \(none was allowed\); fix or"
+    ):
+        Unreadable(0, print)(problems[:1])
+    with pytest.raises(ValueError, match=r"5 images: 0\.jpg: .*; 1\.jpg: .*; 2\.jpg: .* … .*--skip-unreadable 5$"):
+        Unreadable(4, print)(problems)
+    Unreadable(5, lambda text: None)(problems)
+
+
+@pytest.mark.parametrize("ending", sorted(EXTENSIONS))
+def test_whole_files_pass_and_others_do_not(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"image{ending}"
+    Image.fromarray(PIXELS if ending != ".pgm" else PIXELS[..., 0]).save(path)
+    assert check_file(str(path)) is None
+    path.write_text("not an image")
+    found = check_file(str(path))
+    assert found is not None
+    assert str(found) == f"{path}: cannot identify image file"
+
+
+@pytest.mark.parametrize("ending", [".jpg", ".png", ".gif", ".webp"])
+def test_files_that_were_cut_off(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"image{ending}"
+    Image.fromarray(PIXELS).save(path)
+    whole = path.read_bytes()
+    for left in (len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:left])
+        assert check_file(str(path)) is not None
+    path.write_bytes(whole + bytes(10))  # cameras write more behind the end
+    assert check_file(str(path)) is None
+
+
+def test_it_goes_on_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = Event()
+
+    def slow(path: str) -> Problem | None:
+        go_on.wait()
+        return Problem(path, "broken") if path == "2" else None
+
+    monkeypatch.setattr(unreadable, "check_file", slow)
+    check = FileCheck([str(number) for number in range(5)])
+    check.wait(0.0)
+    assert check.found() == []
+    go_on.set()
+    check.wait(60.0)
+    assert check.found() == [Problem("2", "broken")]
+    assert check.found() == []
