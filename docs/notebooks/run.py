@@ -13,10 +13,8 @@ from traitlets.config import Config
 
 for path in map(Path, sys.argv[1:] or sorted(Path(__file__).parent.glob("*.ipynb"))):
     notebook = nbformat.read(path, as_version=4)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory() as sockets,
-    ):  # no ports, which may be taken
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as sockets:
+        # Sockets instead of ports, which another process might take.
         kernel = Config(KernelManager={"transport": "ipc", "connection_file": f"{sockets}/kernel.json"})
         options = {"coalesce_streams": True, "record_timing": False, "config": kernel}
         NotebookClient(notebook, resources={"metadata": {"path": folder}}, **options).execute()
