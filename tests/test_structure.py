@@ -45,18 +45,8 @@ def test_files_can_be_read_in_one_sitting() -> None:
 
 TESTS = Path(__file__).parent
 EVERYTHING = {  # tests of the whole, not of one module
-    *(
-        "compile",
-        "distributed",
-        "docs",
-        "examples",
-        "golden",
-        "golden_conventions",
-        "notebooks",
-        "overfit",
-        "structure",
-    ),
-    "training_examples",
+    *("compile", "distributed", "docs", "examples", "golden", "golden_conventions", "overfit", "structure"),
+    *("notebooks", "training_examples"),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
+from timm.loss import SoftTargetCrossEntropy
 from timm.models import VisionTransformer
 from timm.optim import create_optimizer_v2
 from timm.task import TrainingTask, load_task_ema_checkpoint, resume_task_checkpoint
@@ -137,6 +138,20 @@ def test_the_task_computes_tl_align() -> None:
     target = share[:, None] * y + (1 - share[:, None]) * y.flip(0)
     assert_close(result["loss"], -(target * logits.log_softmax(1)).sum(1).mean())
     assert not torch.equal(share, mix.lam)
+
+
+def test_the_task_takes_timms_settings() -> None:
+    """`TLAlignTask(model, mixup_fn.mix)` is `mixup_fn.align` with the loss."""
+    mixup_fn = lf.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, mode="pair", num_classes=10)
+    task = new_task()
+    task.mixer = mixup_fn.mix
+    result = step(task, 3)
+    generator = torch.Generator().manual_seed(3)
+    images, classes = torch.rand(7, 3, 48, 48, generator=generator), torch.randint(10, (7,), generator=generator)
+    torch.manual_seed(3)
+    output, target = mixup_fn.align(lf.Aligned(task.trainable_module), images, classes)
+    assert_close(result["output"], output)
+    assert_close(result["loss"], SoftTargetCrossEntropy()(output, target))
 
 
 def test_timm_sees_the_plain_model(tmp_path: Path) -> None:
