@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.classifier import run_cfg
+from labelflow.classifier import timm_config
 from labelflow.data import Batch, Preprocessing, Stream, Unreadable, eval_batches, open_source, train_batches
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer, schedule_lengths
+from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
@@ -73,13 +74,12 @@ class Classification(Evaluation):
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
-        self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
-        check_colours(self.model_name, recipe.init, recipe.data.mean, recipe.data.std)
+        name, arguments = model_arguments(recipe, len(self.classes))
+        check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(self.model_name, init=weights_file(recipe.init), **self.model_arguments)
-        self.pretrained_cfg = run_cfg(model, Preprocessing.of_data(recipe.data), self.classes)
-        model.pretrained_cfg = self.pretrained_cfg  # type: ignore[assignment]
+        model = create(name, init=weights_file(recipe.init), **arguments)
+        self.timm_config = timm_config(model, name, arguments, self.classes, Preprocessing.of_data(recipe.data))
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         self.student = self.target.student(model)
@@ -87,16 +87,12 @@ class Classification(Evaluation):
         self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
 
     @property
-    def card(self) -> dict[str, Any]:
-        """What `timm.create_model(name, pretrained_cfg=…, checkpoint_path=…, **arguments)` needs, the names of the
-        classes, and what must be the same on resume."""
+    def config(self) -> dict[str, Any]:
+        """What timm makes the model of again, and what must be the same on resume."""
         return {
-            "model": self.model_name,
-            "arguments": self.model_arguments,
-            "pretrained_cfg": self.pretrained_cfg,
-            "classes": self.classes,
+            **self.timm_config,
             "samples": self.samples,
-            "labels": self.labels,
+            "dense_labels": self.labels,
             "guide_parameters": guide_parameters(self.mixer),
         }
 
@@ -202,8 +198,8 @@ def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[floa
 
 def check_classifier(folder: str) -> None:
     """Check that a run to initialise from is a classifier's."""
-    is_run = folder and (Path(folder) / "model.json").exists()
-    if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
+    is_run = folder and (Path(folder) / CONFIG).exists()
+    if is_run and Run(folder).config().get("task", "classify") != "classify":
         raise ValueError(f"{folder} is the run of a segmenter or detector; only a classifier's weights can be used")
 
 

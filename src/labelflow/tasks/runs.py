@@ -19,6 +19,7 @@ from labelflow.classifier import load
 from labelflow.data import check_micro_batches
 from labelflow.engine import Details, Interrupted, Run, evaluate, make_accelerator, train
 from labelflow.engine.progress import Progress
+from labelflow.engine.run import CONFIG
 from labelflow.models.create import load_exactly
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
@@ -51,14 +52,14 @@ def train_run(
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        card = {"task": kind.name, **task.card, "parameters": parameters}
-        if (run / "model.json").exists():
-            _check_card(run.read("model.json"), card, folder)
+        config = {"task": kind.name, **task.config, "parameters": parameters}
+        if (run / CONFIG).exists():
+            _check_config(run.config(), config, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
-            run.write("model.json", card)
+            run.write(CONFIG, config)
             run.write("environment.json", environment(accelerator))
         accelerator.wait_for_everyone()
         if recipe.training.tracker:
@@ -95,11 +96,11 @@ def load_run(folder: Path | str, weights: str = "best") -> LoadedRun[Any]:
     """The model of a segmenter's or detector's run, in eval mode. weights: best (or last, before the first evaluation),
     last, or a file."""
     run = Run(folder)
-    recipe, card = read_any_recipe(run), run.read("model.json")
+    recipe, config = read_any_recipe(run), run.config()
     build = kind_of(recipe).build
     if build is None:
         raise ValueError(f"{folder} is the run of a classifier: load it with labelflow.load")
-    return LoadedRun(recipe, card["classes"], load_exactly(build(recipe, card), run.weights(weights)).eval())
+    return LoadedRun(recipe, config["label_names"], load_exactly(build(recipe, config), run.weights(weights)).eval())
 
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
@@ -146,14 +147,14 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Check that the data is the same as when the run was started."""
-    check_classes(before["classes"], now["classes"], f"the data for {folder}")
+    check_classes(before["label_names"], now["label_names"], f"the data for {folder}")
     if before["samples"] != now["samples"]:
         raise ValueError(
             f"{folder} was started with {before['samples']} training samples; now there are {now['samples']}"
         )
-    if before.get("labels", "") != now.get("labels", ""):
+    if before.get("dense_labels", "") != now.get("dense_labels", ""):
         raise ValueError(f"{folder} was started with other dense labels")
 
 
