@@ -44,6 +44,8 @@ AT_ONCE = [
     "eval --nope",
     "predict --nope",
     "report --nope",
+    "export --nope",
+    "export runs/none --format nope",
     "robust --nope",
     "robust --help",
     "annotate --nope",

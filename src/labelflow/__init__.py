@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from labelflow.align import Aligned, Output, Student
     from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
+    from labelflow.formats.exported import Exported, export
     from labelflow.loss import Term, soft_labels, total
     from labelflow.mix import Mix
     from labelflow.mixers import (
@@ -38,6 +39,7 @@ __all__ = [
     "Choose",
     "Classifier",
     "CutMix",
+    "Exported",
     "Flow",
     "Layer",
     "Mix",
@@ -55,6 +57,7 @@ __all__ = [
     "TokenLabels",
     "TokenMix",
     "adapters",
+    "export",
     "flow",
     "load",
     "mixers",

@@ -9,7 +9,7 @@ COMPUTE = (  # decides the numbers of a run
     *("guides", "mixers", "targets", "data", "engine", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs
-    *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "compare"),
+    *("layers", "arguments", "html", "analysis", "formats", "figures", "report", "recipes", "compare"),
     *("robust", "study", "explore", "commands", "cli", "__main__"),
 )
 LAYERS = COMPUTE + PRESENTATION
