@@ -28,6 +28,11 @@ MODELS = {
     "cnn": "test_resnet",
 }
 
+OWN = [
+    "pvt_tiny(img_size=64, embed_dims=(8, 16, 16, 16), num_heads=(1, 1, 1, 1), depths=(1, 1, 1, 1), num_classes=3)",
+    "t2t_vit_7(img_size=32, embed_dim=24, depth=1, num_heads=2, num_classes=3)",
+]
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -256,3 +261,9 @@ def test_timm_models(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="this model is not the folder of a run: say where to write"):
         lf.export(replace(classifier))
     rmtree(result.path)
+
+
+@pytest.mark.parametrize("model", OWN)
+def test_labelflows_own_models_take_any_number_of_images(model: str, tmp_path: Path) -> None:
+    result = lf.export(lf.load(model, "random"), "torch", tmp_path / "out")
+    assert (result.agreement, result.difference < 1e-5) == (1, True)

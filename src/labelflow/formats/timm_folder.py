@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labelflow.classifier import Classifier
 
-PACKAGES = ("huggingface_hub",)
+PACKAGES = ()
 FILE = ""  # the folder itself
 USAGE = """import timm
 from PIL import Image
@@ -27,8 +27,8 @@ def write(classifier: Classifier, folder: Path) -> None:
 
 
 def read(folder: Path) -> Callable[[Tensor], Tensor]:
-    model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    return model.eval()  # type: ignore[no-any-return]
+    model: Callable[[Tensor], Tensor] = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return model
 
 
 def push(classifier: Classifier, repo: str, card: dict[str, Any]) -> str:
