@@ -45,6 +45,8 @@ AT_ONCE = [
     "predict --nope",
     "predict runs/quickstart",
     "report --nope",
+    "export --nope",
+    "export runs/none --format nope",
     "robust --nope",
     "robust --help",
     "annotate --nope",
@@ -157,9 +159,9 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_on_a_folder_leaves_a_run(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
-    assert {"recipe.json", "model.json", "environment.json", "metrics.jsonl", "report.html"} <= names
-    assert {"best.safetensors", "last.safetensors", "checkpoints"} <= names
-    assert json.loads((run / "model.json").read_text())["classes"] == ["bright", "dark"]
+    assert {"recipe.json", "config.json", "environment.json", "metrics.jsonl", "report.html"} <= names
+    assert {"model.safetensors", "last.safetensors", "checkpoints"} <= names
+    assert json.loads((run / "config.json").read_text())["label_names"] == ["bright", "dark"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["kind"] == "eval"] == [1.0, 2.0]
 

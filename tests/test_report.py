@@ -83,10 +83,10 @@ def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_pat
     (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
     assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()
     arguments = {"num_classes": 2, "global_pool": "max"}
-    card = run.read("model.json")
-    cfg = {**card["pretrained_cfg"], "fixed_input_size": False}
-    run.write("model.json", card | {"model": "test_resnet", "arguments": arguments, "pretrained_cfg": cfg})
-    save_file(timm.create_model("test_resnet", **arguments).state_dict(), run / "best.safetensors")
+    config = run.config()
+    cfg = {**config["pretrained_cfg"], "fixed_input_size": False}
+    run.write("config.json", config | {"architecture": "test_resnet", "model_args": arguments, "pretrained_cfg": cfg})
+    save_file(timm.create_model("test_resnet", **arguments).state_dict(), run / "model.safetensors")
     assert "follows labels to an average, not to global_pool=" in write_report(run.folder).read_text()
 
 

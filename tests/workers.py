@@ -143,7 +143,7 @@ def sharded_run(rank: int) -> dict[str, object]:
     student, ema, optimizer, checkpoints = sharded(1)
     state = checkpoints.load()
     found = update(student, ema, optimizer)
-    weights = load_file(f"{folder[0]}/best.safetensors")
+    weights = load_file(f"{folder[0]}/model.safetensors")
     return {
         "expected": expected,
         "found": found,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from labelflow.api import annotate, compare, robust, train
     from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
+    from labelflow.formats.exported import Exported, export
     from labelflow.loss import Term, soft_labels, total
     from labelflow.mix import Mix
     from labelflow.mixers import (
@@ -41,6 +42,7 @@ __all__ = [
     "Choose",
     "Classifier",
     "CutMix",
+    "Exported",
     "Flow",
     "Layer",
     "Mix",
@@ -64,6 +66,7 @@ __all__ = [
     "annotate",
     "api",
     "compare",
+    "export",
     "flow",
     "load",
     "mixers",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labelflow.data.folder import shorten
 from labelflow.data.pictures import Images, Pictures, collate_pictures, list_images
 from labelflow.data.preprocessing import Preprocessing
-from labelflow.engine.run import Run
+from labelflow.engine.run import CONFIG, Run
 from labelflow.models.create import create, load_exactly, read_weights
 from labelflow.predictions import Prediction, Predictions, read_batches
 from labelflow.spec import parse, split
@@ -167,31 +167,50 @@ def load(name: str | Path, weights: str = "", image_size: int = 0, classes: Sequ
 
 def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
     run = Run(folder)
-    card = run.read("model.json")
-    if "pretrained_cfg" not in card:
-        raise ValueError(f"{folder} is not the run of a classifier: its model.json has no pretrained_cfg")
-    file, arguments = run.weights(weights), card["arguments"]
+    config = run.config()
+    if "pretrained_cfg" not in config:
+        raise ValueError(f"{folder} is not the run of a classifier: its {CONFIG} has no pretrained_cfg")
+    file, arguments = run.weights(weights), config.get("model_args", {})
     if image_size and image_size != arguments.get("img_size", image_size):  # timm interpolates what depends on it
-        cfg = {**card["pretrained_cfg"], "input_size": (3, image_size, image_size)}
-        model = build({**card, "pretrained_cfg": cfg, "arguments": {**arguments, "img_size": image_size}}, str(file))
+        cfg = {**config["pretrained_cfg"], "input_size": (3, image_size, image_size)}
+        other = {**config, "pretrained_cfg": cfg, "model_args": {**arguments, "img_size": image_size}}
+        model = build(other, str(file))
     else:
-        model = load_exactly(build(card), file)
+        model = load_exactly(build(config), file)
     if image_size:
         check_image_size(model.eval(), image_size, str(folder))
+    is_run = (run / "recipe.json").exists()  # or what was exported of one
     return Classifier(
         folder.resolve().name,
         model.eval(),
-        tuple(card["classes"]),
-        Preprocessing.of_cfg(card["pretrained_cfg"], image_size),
-        run.read("recipe.json")["model"],
+        tuple(config.get("label_names", ())),
+        Preprocessing.of_cfg(config["pretrained_cfg"], image_size),
+        run.read("recipe.json")["model"] if is_run else config["architecture"],
         _fingerprint(file),
-        folder,
+        folder if is_run else None,
     )
 
 
-def build(card: dict[str, Any], weights: str = "") -> nn.Module:
-    """The model that a run's model.json describes: with random weights, or with those of a file, fitted to it."""
-    return create(card["model"], weights, pretrained_cfg=card["pretrained_cfg"], **card["arguments"])
+def timm_config(
+    model: nn.Module, name: str, arguments: dict[str, Any], classes: Sequence[str], preprocessing: Preprocessing
+) -> dict[str, Any]:
+    """The config.json from which `timm.create_model("local-dir:…")` makes a model again, with how it sees images and
+    the names of its classes."""
+    before: Any = model.pretrained_cfg
+    parts = {part: before[part] for part in ("fixed_input_size", "first_conv", "classifier") if part in before}
+    return {
+        "architecture": name,
+        "num_classes": len(classes),
+        "label_names": list(classes),
+        "model_args": {key: value for key, value in arguments.items() if value is not None},  # as timm does itself
+        "pretrained_cfg": {**parts, **preprocessing.cfg, "num_classes": len(classes)},
+    }
+
+
+def build(config: dict[str, Any], weights: str = "") -> nn.Module:
+    """The model that a run's config.json describes: with random weights, or with those of a file, fitted to it."""
+    cfg = {**config["pretrained_cfg"], "label_names": config.get("label_names")}
+    return create(config["architecture"], weights, pretrained_cfg=cfg, **config.get("model_args", {}))
 
 
 def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...]) -> Classifier:
@@ -241,14 +260,6 @@ def _fingerprint(file: Path | str) -> str:
     """A checkpoint's file name and checksum."""
     with open(file, "rb") as opened:
         return f"{Path(file).name} sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"
-
-
-def run_cfg(model: nn.Module, preprocessing: Preprocessing, classes: Sequence[str]) -> dict[str, Any]:
-    """The `pretrained_cfg` of a model that is trained on these classes: where timm finds its classifier and its first
-    layer, and how it sees images."""
-    before: Any = model.pretrained_cfg
-    parts = {name: before[name] for name in ("fixed_input_size", "first_conv", "classifier") if name in before}
-    return {**parts, **preprocessing.cfg, "num_classes": len(classes), "label_names": list(classes)}
 
 
 def weights_key(model: nn.Module) -> str:

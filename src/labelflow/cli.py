@@ -90,6 +90,11 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "Example: labelflow predict runs/quickstart my/photos --out predictions.csv",
     ),
     "report": Command("report:report", "Write a run's report.html again. Example: labelflow report runs/quickstart"),
+    "export": Command(
+        "export:export",
+        "A run's model for timm, ONNX Runtime or torch alone, or for the Hugging Face Hub. "
+        "Example: labelflow export runs/quickstart --format onnx",
+    ),
     "robust": Command(
         "robust:robust",
         "How robust models are: natural shifts, corruptions, attacks, occlusion, calibration; side by side. "

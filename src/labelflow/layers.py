@@ -9,7 +9,7 @@ COMPUTE = (  # decides the numbers of a run
     *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs
-    *("layers", "arguments", "html", "analysis", "figures", "report", "recipes", "comparison"),
+    *("layers", "arguments", "html", "analysis", "formats", "figures", "report", "recipes", "comparison"),
     *("robustness", "study", "explore", "api", "commands", "cli", "__main__"),
 )
 LAYERS = COMPUTE + PRESENTATION

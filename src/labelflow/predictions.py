@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labelflow.data.loader import Unreadable, make_loader
+from labelflow.data import Unreadable
+from labelflow.data.loader import make_loader
 from labelflow.data.pictures import PictureBatch, Pictures, collate_pictures
 from labelflow.engine.progress import Counted
 from labelflow.engine.run import atomic_write

@@ -91,7 +91,7 @@ def test_a_run_of_another_task_is_no_backbone(
     entry = find_any(recipe)
     run, out = tmp_path / trained, tmp_path / "run"
     run.mkdir()
-    Run(run).write("model.json", {"task": entry.kind.name, "model": VIT, "classes": ["a", "b"], "samples": 4})
+    Run(run).write("config.json", {"task": entry.kind.name, "model": VIT, "label_names": ["a", "b"], "samples": 4})
     Run(run).write("recipe.json", {"task": entry.kind.name, **asdict(entry.recipe)})
     line = told_in_a_line([*starting(task, folder), "--backbone", str(run), "--out", str(out)], capsys)
     assert f"{run} is the run of a segmenter or detector; only a classifier's weights can be used" in line
@@ -107,8 +107,8 @@ def test_a_run_that_saw_other_colours_says_which(
     name, arguments = parse(VIT)
     classifier = find_any("quickstart").recipe.change(model=VIT, mean=(0.5, 0.5, 0.5))
     model = create(name, **arguments, img_size=64)
-    save_file(model.state_dict(), run / "best.safetensors")
-    Run(run).write("model.json", {"task": "classify", "model": name, "arguments": {**arguments, "img_size": 64}})
+    save_file(model.state_dict(), run / "model.safetensors")
+    Run(run).write("config.json", {"architecture": name, "model_args": {**arguments, "img_size": 64}})
     Run(run).write("recipe.json", {"task": "classify", **asdict(classifier)})
     line = told_in_a_line([*starting("segment", folder), f"--{how}", str(run), "--out", str(out)], capsys)
     assert f"{run} was trained with another mean or std: use --mean 0.5 0.5 0.5 --std 0.229 0.224 0.225" in line

@@ -63,7 +63,7 @@ def ended(folder: Path) -> dict[str, str]:
     """Everything that should be the same: weights, their average, the optimiser's state, the losses."""
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     files = [newest / name for name in ("model.safetensors", "ema.safetensors", "state.json")]
-    files += [folder / "best.safetensors", folder / "last.safetensors"]
+    files += [folder / "model.safetensors", folder / "last.safetensors"]
     told = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

@@ -105,22 +105,22 @@ def test_the_average_of_weights() -> None:
 
 def test_weights_load_into_timm_as_they_are(tmp_path: Path) -> None:
     metrics = train_run(TINY.change(ema=0.5, clip=1.0), tmp_path / "run", resume=False)
-    card = Run(tmp_path / "run").read("model.json")
+    config = Run(tmp_path / "run").config()
     model = timm.create_model(
-        card["model"], checkpoint_path=str(tmp_path / "run" / "last.safetensors"), **card["arguments"]
+        config["architecture"], checkpoint_path=str(tmp_path / "run" / "last.safetensors"), **config["model_args"]
     )
     loaded = load(tmp_path / "run", "last")
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.eval()(images), loaded.model(images))
     assert {"top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"} == set(metrics)
-    assert list(loaded.classes) == card["classes"]
+    assert list(loaded.classes) == config["label_names"]
 
 
 def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = iter([10.0, 30.0, 20.0])
     monkeypatch.setattr("labelflow.engine.loop.evaluate", lambda *_: {"top1": next(accuracies), "loss": 1.0})
     train_run(TINY.change(epochs=3, keep=9), tmp_path, resume=False, quiet=True)
-    best = load_file(tmp_path / "best.safetensors")
+    best = load_file(tmp_path / "model.safetensors")
     for update, same in ((3, False), (6, True), (9, False)):
         (checkpoint,) = [path for path in (tmp_path / "checkpoints").iterdir() if int(path.name) == update]
         weights = load_file(checkpoint / "model.safetensors")
@@ -246,7 +246,7 @@ def test_asked_to_stop_a_run_saves_and_can_be_resumed(tmp_path: Path, asked: sig
         train_run(recipe, tmp_path / "stopped", resume=False)
     train_run(recipe, tmp_path / "stopped", resume=True)
     train_run(recipe, tmp_path / "alone", resume=False)
-    for name in ("last.safetensors", "best.safetensors"):
+    for name in ("last.safetensors", "model.safetensors"):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
@@ -292,13 +292,15 @@ class TestFolders:
         deeper = TINY.change(model=TINY.model.replace("depth=2", "depth=3"), init=str(tmp_path / "run"))
         with pytest.raises(ValueError, match="weights of another model"):
             train_run(deeper, tmp_path / "x", resume=False)
-        card = Run(tmp_path / "run").read("model.json")
+        config = Run(tmp_path / "run").config()
         weights = {f"backbone.{key}": value for key, value in load(tmp_path / "run").model.state_dict().items()}
         torch.save(weights, tmp_path / "wrapped.pt")
         with pytest.raises(ValueError, match="weights of another model"):
-            create(card["model"], init=str(tmp_path / "wrapped.pt"), **card["arguments"])
+            create(config["architecture"], init=str(tmp_path / "wrapped.pt"), **config["model_args"])
         with pytest.raises(ValueError, match="weights of another model"):  # with other classes, too
-            create(card["model"], init=str(tmp_path / "wrapped.pt"), **{**card["arguments"], "num_classes": 3})
+            create(
+                config["architecture"], init=str(tmp_path / "wrapped.pt"), **{**config["model_args"], "num_classes": 3}
+            )
         with pytest.raises(ValueError, match="weights of another model"):
             train_run(TINY.change(init=str(tmp_path / "run"), model="pvt_v2_b0"), tmp_path / "x", resume=False)
         with pytest.raises(ValueError, match="no checkpoint"):

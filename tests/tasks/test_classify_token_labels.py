@@ -123,9 +123,9 @@ def test_a_run_does_not_go_on_with_other_labels(
     labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(labels, tmp_path) == 0
-    card = json.loads((tmp_path / "model.json").read_text())
-    assert card["labels"] == Store(labels).checksum
-    (tmp_path / "model.json").write_text(json.dumps({**card, "labels": "others"}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dense_labels"] == Store(labels).checksum
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dense_labels": "others"}))
     assert train(labels, tmp_path, "token_label", VIT, "--resume") == 2
     assert "was started with other dense labels" in capsys.readouterr().err
 

@@ -68,10 +68,10 @@ def test_a_run_is_as_a_classifiers(finished: tuple[str, Path]) -> None:
     kind, folder = finished
     run = Run(folder)
     assert read_any_recipe(run) == tiny(kind)
-    assert run.read("recipe.json")["task"] == run.read("model.json")["task"] == kind
+    assert run.read("recipe.json")["task"] == run.config()["task"] == kind
     kinds = [line["kind"] for line in run.metrics()]
     assert kinds == ["train", "train", "eval"] * 2  # two updates an epoch
-    assert set(run.read("classes.json")) == set(run.read("model.json")["classes"])
+    assert set(run.read("classes.json")) == set(run.config()["label_names"])
     headline = {"segment": "miou", "detect": "box_ap"}[kind]
     assert run.metrics()[-1][headline] == pytest.approx(evaluate_run(folder, "last")[headline])
 
@@ -212,7 +212,7 @@ def test_a_run_of_ours_is_a_backbone(tmp_path: Path) -> None:
     train_run(classifier, tmp_path / "vit", resume=False, quiet=True)
     recipe = tiny("segment", backbone=str(tmp_path / "vit"), lr=0.0, min_lr=0.0, weight_decay=0.0, epochs=1)
     train_run(recipe, tmp_path / "run", resume=False, quiet=True)
-    before = load_file(tmp_path / "vit" / "best.safetensors")
+    before = load_file(tmp_path / "vit" / "model.safetensors")
     (tmp_path / "vit").rename(tmp_path / "gone")
     after = load_run(tmp_path / "run").model.levels.model.state_dict()
     shared = [name for name in after if "pos_embed" not in name]

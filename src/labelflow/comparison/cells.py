@@ -115,22 +115,22 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
     metrics = train_run(cell.recipe, cell.run(out), True, cell.name, quiet, free=RESUME_MAY_CHANGE | PLACES, last=last)
     run = Run(cell.run(out))
     lines = run.metrics()
-    card, environment = run.read("model.json"), run.read("environment.json")
+    config, environment = run.config(), run.read("environment.json")
     result = {
         "method": cell.method,
         "seed": cell.seed,
         "key": cell.key,
         "code": cell.code,
         "data": cell.data,
-        "samples": card["samples"],
+        "samples": config["samples"],
         "val_samples": len(open_source(cell.recipe.data, "val")),
         "metrics": metrics,
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
         "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - started, 1),
         "peak_memory": peak_memory(),
-        "parameters": card["parameters"],
-        "guide_parameters": card["guide_parameters"],
+        "parameters": config["parameters"],
+        "guide_parameters": config["guide_parameters"],
         "recipe": asdict(_without_paths(read_recipe(run))),
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }

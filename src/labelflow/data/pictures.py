@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from labelflow.data.folder import find_images
 from labelflow.data.images import read, to_rgb
+from labelflow.data.unreadable import Problem
 from labelflow.data.views import load_sample
 
 Images = Tensor | Image.Image | Path | str | Iterable["Images"]  # tensors are preprocessed: (B, 3, H, W) or (3, H, W)
@@ -44,13 +45,13 @@ def _list_tensors(images: Tensor) -> list[OneImage]:
 class Picture(NamedTuple):
     name: str
     seen: Any  # what the transform made of it; None where it could not be read
-    problem: str  # why it could not be read
+    problem: Problem | None  # why it could not be read
 
 
 class PictureBatch(NamedTuple):
     names: list[str]  # of those that could be read
     seen: Any  # (B, 3, H, W), or a list where the transform does not give tensors
-    problems: list[str]
+    problems: list[Problem]
 
 
 class Pictures(Dataset[Picture]):

@@ -2,7 +2,7 @@
 
 checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json
                         heads.safetensors: what is trained beside the model, if anything
-best.safetensors, last.safetensors   weights alone, of the best and of the newest checkpoint
+model.safetensors, last.safetensors   in the run's folder: weights alone, of the best and of the newest checkpoint
 """
 
 import json
@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from labelflow.engine.ema import Ema
-from labelflow.engine.run import Run, atomic_folder, atomic_write
+from labelflow.engine.run import BEST, LAST, Run, atomic_folder, atomic_write
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student
@@ -121,11 +121,10 @@ class Checkpoints:
             )
 
     def _publish(self, folder: Path, state: State) -> None:
-        """Write best.safetensors and last.safetensors: the EMA weights if there are any."""
+        """Write the newest weights, and the best if these are: the EMA weights if there are any."""
         weights = folder / ("ema.safetensors" if self.ema else "model.safetensors")
         is_best = state.best_update == state.update
-        names = ["last.safetensors", "best.safetensors"] if is_best else ["last.safetensors"]
-        for name in names:
+        for name in (LAST, BEST) if is_best else (LAST,):
             with atomic_write(self.run / name) as draft:
                 _link(weights, draft)
 

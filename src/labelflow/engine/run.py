@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
+LAST = "last.safetensors"
 METRICS = "metrics.jsonl"
 DETAILS = "classes.json"
 
 
 class Run:
-    """recipe.json, model.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last evaluation,
-    for tasks that have them), checkpoints/, best.safetensors, last.safetensors"""
+    """config.json and model.safetensors (the best weights), which timm can load if it is a classifier's;
+    last.safetensors, recipe.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last
+    evaluation, for tasks that have them), checkpoints/"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -34,13 +37,18 @@ class Run:
         except json.JSONDecodeError as error:
             raise ValueError(f"{self / name} is damaged: {error}") from None
 
+    def config(self) -> dict[str, Any]:
+        """What the model can be made of again, the names of its classes, and what must be the same on resume."""
+        config: dict[str, Any] = self.read(CONFIG)
+        return config
+
     def weights(self, which: str = "best") -> Path:
-        """best (last, before the first evaluation), last, or a file."""
+        """best (last, before the first evaluation, as in timm), last, or a file."""
         if which not in ("best", "last"):
             return Path(which)
-        for name in dict.fromkeys((which, "last")):
-            if (self / f"{name}.safetensors").exists():
-                return self / f"{name}.safetensors"
+        for name in (BEST, LAST) if which == "best" else (LAST,):
+            if (self / name).exists():
+                return self / name
         raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
 
     def checkpoints(self) -> list[Path]:
@@ -80,8 +88,11 @@ class Run:
 def atomic_write(path: Path, mark: str = "") -> Iterator[Path]:
     """A temporary path to write to, which replaces `path` on success. mark: tells several writers apart."""
     draft = path.with_name(f".{path.name}{mark}.draft")
+    draft.touch()
+    mode = draft.stat().st_mode  # as the umask says; safetensors would leave 0600
     try:
         yield draft
+        draft.chmod(mode)
         _to_disk(draft)
         os.replace(draft, path)
     finally:
@@ -94,9 +105,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
+    mode = draft.stat().st_mode & 0o666  # as the umask says
     try:
         yield draft
         for file in draft.iterdir():
+            file.chmod(mode)
             _to_disk(file)
         os.replace(draft, path)
         _to_disk(path.parent)

@@ -15,7 +15,7 @@ class Data:
 
 
 def compute(request: FigureRequest) -> Data:
-    return Data(results_of(request.models, lambda run, recipe: run.read("model.json")["parameters"] / 1e6))
+    return Data(results_of(request.models, lambda run, recipe: run.config()["parameters"] / 1e6))
 
 
 def draw(data: Data) -> Figure:

@@ -73,12 +73,12 @@ def _fresh(classifier: Classifier) -> Any:
     assert classifier.folder is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build(Run(classifier.folder).read("model.json")).eval()
+        return build(Run(classifier.folder).config()).eval()
 
 
 def _epoch(run: Run, update: int) -> float:
     """Of a run's update."""
-    return update / max(1, run.read("model.json")["samples"] // read_recipe(run).training.batch)
+    return update / max(1, run.config()["samples"] // read_recipe(run).training.batch)
 
 
 def _batches(classifier: Classifier, request: FigureRequest) -> list[tuple[Tensor, Mix]]:

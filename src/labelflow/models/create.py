@@ -38,7 +38,7 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
         except Exception as error:  # whatever goes wrong between here and the hub
             hint = "; try 'packaged' instead of 'pretrained'" if name in PACKAGES else ""
             what = f"could not load timm's pretrained weights for {name}{hint}"
-            raise ValueError(f"{what}: {_first_line(error)}") from None
+            raise ValueError(f"{what}: {first_line(error)}") from None
     fresh = _create(model, name, **arguments)
     weights = _with_classifier(packaged_weights(name) if init == "packaged" else read_weights(init), fresh)
     overlay = {
@@ -49,7 +49,7 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
     try:
         return _fitted(name, pretrained_cfg_overlay=overlay, **arguments)
     except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{init} holds the weights of another model than {model}: {_first_line(error)}") from None
+        raise ValueError(f"{init} holds the weights of another model than {model}: {first_line(error)}") from None
 
 
 def _fitted(name: str, **arguments: Any) -> nn.Module:
@@ -74,7 +74,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise ValueError(f"there is no checkpoint {path}") from None
     except (RuntimeError, pickle.UnpicklingError, SafetensorError, OSError, EOFError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a checkpoint that can be read: {_first_line(error)}") from None
+        raise ValueError(f"{path} is not a checkpoint that can be read: {first_line(error)}") from None
 
 
 def load_exactly(model: nn.Module, path: Path | str) -> nn.Module:
@@ -82,7 +82,7 @@ def load_exactly(model: nn.Module, path: Path | str) -> nn.Module:
     try:
         model.load_state_dict(read_weights(path))
     except RuntimeError as error:
-        raise ValueError(f"{path} holds the weights of another model: {_first_line(error)}") from None
+        raise ValueError(f"{path} holds the weights of another model: {first_line(error)}") from None
     return model
 
 
@@ -98,6 +98,6 @@ def _with_classifier(weights: dict[str, Tensor], fresh: nn.Module) -> dict[str, 
     return weights
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] or type(error).__name__

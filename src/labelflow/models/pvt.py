@@ -169,7 +169,7 @@ class PyramidVisionTransformer(nn.Module):
         tokens = x.flatten(1, 2)
         extra = int(number == len(self.depths) - 1)
         if extra:
-            tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1)
+            tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1)
         tokens = self.pos_drop(tokens + _resize(positions, self.grids[number], grid))
         for block in blocks:
             tokens = checkpoint(block, tokens, grid) if self.grad_checkpointing else block(tokens, grid)

@@ -132,7 +132,7 @@ class T2TViT(nn.Module):
             raise ValueError(f"T2T-ViT takes images of at least 16×16 pixels, not {x.shape[2]}×{x.shape[3]}")
         x = self.tokens_to_token(x)  # (B, h, w, D)
         positions = _resize(self.pos_embed, self.grid_size, (x.shape[1], x.shape[2]))
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x.flatten(1, 2)], 1)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x.flatten(1, 2)], 1)
         x = self.pos_drop(x + positions)
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return self.norm(x)

@@ -36,7 +36,7 @@ def make_page(run: Run, title: str, sections: str, measured: Measured) -> str:
         **{key: value for key, value in recipe.items() if isinstance(value, dict)},
     }
     tables = "".join(_table(group.capitalize(), values) for group, values in groups.items())
-    parameters = run.read("model.json").get("parameters", 0)
+    parameters = run.config().get("parameters", 0)
     body = f"""<header>
 <h1>{escape(name)}</h1>
 <p>{escape(title)}</p>

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from labelflow.align import evaluating
 from labelflow.chance import Purpose, generator, seed_of
-from labelflow.classifier import run_cfg
+from labelflow.classifier import timm_config
 from labelflow.data import (
     Batch,
     FileCheck,
@@ -30,6 +30,7 @@ from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
+from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
@@ -91,13 +92,12 @@ class Classification(Evaluation):
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
-        self.model_name, self.model_arguments = model_arguments(recipe, len(self.classes))
-        check_colours(self.model_name, recipe.init, recipe.data.mean, recipe.data.std)
+        name, arguments = model_arguments(recipe, len(self.classes))
+        check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(self.model_name, init=weights_file(recipe.init), **self.model_arguments)
-        self.pretrained_cfg = run_cfg(model, Preprocessing.of_data(recipe.data), self.classes)
-        model.pretrained_cfg = self.pretrained_cfg  # type: ignore[assignment]
+        model = create(name, init=weights_file(recipe.init), **arguments)
+        self.timm_config = timm_config(model, name, arguments, self.classes, Preprocessing.of_data(recipe.data))
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         with evaluating(model):
@@ -109,16 +109,12 @@ class Classification(Evaluation):
         self.file_check = self._check_files()
 
     @property
-    def card(self) -> dict[str, Any]:
-        """What `timm.create_model(name, pretrained_cfg=…, checkpoint_path=…, **arguments)` needs, the names of the
-        classes, and what must be the same on resume."""
+    def config(self) -> dict[str, Any]:
+        """What timm makes the model of again, and what must be the same on resume."""
         return {
-            "model": self.model_name,
-            "arguments": self.model_arguments,
-            "pretrained_cfg": self.pretrained_cfg,
-            "classes": self.classes,
+            **self.timm_config,
             "samples": self.samples,
-            "labels": self.labels,
+            "dense_labels": self.labels,
             "guide_parameters": guide_parameters(self.mixer),
         }
 
@@ -254,8 +250,8 @@ def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[floa
 
 def check_classifier(folder: str) -> None:
     """Check that a run to initialise from is a classifier's."""
-    is_run = folder and (Path(folder) / "model.json").exists()
-    if is_run and Run(folder).read("model.json").get("task", "classify") != "classify":
+    is_run = folder and (Path(folder) / CONFIG).exists()
+    if is_run and Run(folder).config().get("task", "classify") != "classify":
         raise ValueError(f"{folder} is the run of a segmenter or detector; only a classifier's weights can be used")
 
 

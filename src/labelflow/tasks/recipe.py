@@ -145,16 +145,16 @@ def check_drop_path(rate: float) -> None:
 class Kind(NamedTuple):
     """Of a task."""
 
-    name: str  # in recipe.json and model.json
+    name: str  # in recipe.json and config.json
     command: str  # labelflow COMMAND RECIPE trains it
     what: str  # it trains
     recipe: type[Any]
     unit: str  # of its headline
     headline: str  # the metric that counts
-    task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a card
+    task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a config
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[..., Any]  # (model) -> what an evaluation asks
-    build: Callable[..., Any] | None  # (recipe, card) -> its run's model, with random weights; None: a classifier
+    build: Callable[..., Any] | None  # (recipe, config) -> its run's model, with random weights; None: a classifier
 
 
 KINDS = {

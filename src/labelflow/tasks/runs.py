@@ -20,6 +20,7 @@ from labelflow.data import fit_micro_batch
 from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
 from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
+from labelflow.engine.run import CONFIG
 from labelflow.models.create import load_exactly
 from labelflow.process import process_count
 from labelflow.settings import setting_names
@@ -48,7 +49,7 @@ def train_run(
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
-    before = run.read("model.json") if goes_on and (run / "model.json").exists() else None
+    before = run.config() if goes_on and (run / CONFIG).exists() else None
     if started_before and goes_on:
         _check_folder(run, _with_used_warmup(recipe, before["samples"]) if before else recipe, resume, free)
     accelerator.wait_for_everyone()
@@ -62,14 +63,14 @@ def train_run(
         for change in _changes(asked.training, recipe.training):
             progress.say(change)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        card = {"task": kind.name, **task.card, "parameters": parameters}
+        config = {"task": kind.name, **task.config, "parameters": parameters}
         if before:
-            _check_card(before, card, folder)
+            _check_config(before, config, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
-            run.write("model.json", card)
+            run.write(CONFIG, config)
             run.write("environment.json", environment(accelerator))
         accelerator.wait_for_everyone()
         if recipe.training.tracker:
@@ -106,11 +107,11 @@ def load_run(folder: Path | str, weights: str = "best") -> LoadedRun[Any]:
     """The model of a segmenter's or detector's run, in eval mode. weights: best (or last, before the first evaluation),
     last, or a file."""
     run = Run(folder)
-    recipe, card = read_any_recipe(run), run.read("model.json")
+    recipe, config = read_any_recipe(run), run.config()
     build = kind_of(recipe).build
     if build is None:
         raise ValueError(f"{folder} is the run of a classifier: load it with labelflow.load")
-    return LoadedRun(recipe, card["classes"], load_exactly(build(recipe, card), run.weights(weights)).eval())
+    return LoadedRun(recipe, config["label_names"], load_exactly(build(recipe, config), run.weights(weights)).eval())
 
 
 def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[str, float]:
@@ -174,14 +175,14 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
         yield f"{length} {unit} of warm-up, a quarter of the run, since the recipe's is not shorter than the run"
 
 
-def _check_card(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Check that the data is the same as when the run was started."""
-    check_classes(before["classes"], now["classes"], f"the data for {folder}")
+    check_classes(before["label_names"], now["label_names"], f"the data for {folder}")
     if before["samples"] != now["samples"]:
         raise ValueError(
             f"{folder} was started with {before['samples']} training samples; now there are {now['samples']}"
         )
-    if before.get("labels", "") != now.get("labels", ""):
+    if before.get("dense_labels", "") != now.get("dense_labels", ""):
         raise ValueError(f"{folder} was started with other dense labels")
 
 

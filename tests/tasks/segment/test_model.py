@@ -437,8 +437,8 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     torch.manual_seed(3)
     classifier = create("deit_tiny_patch16_224", **ARGUMENTS)
-    save_file(classifier.state_dict(), folder / "best.safetensors")
-    (folder / "model.json").write_text(json.dumps({"model": "deit_tiny_patch16_224", "arguments": ARGUMENTS}))
+    save_file(classifier.state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architecture": "deit_tiny_patch16_224", "model_args": ARGUMENTS}))
     return folder
 
 
@@ -447,7 +447,7 @@ def drop_paths(levels: Levels) -> list[float]:
 
 
 def test_a_run_is_a_backbone(run: Path) -> None:
-    given = load_file(run / "best.safetensors")
+    given = load_file(run / "model.safetensors")
     for levels in (make_levels(str(run)), make_levels("deit_tiny_patch16_224", init=str(run))):
         assert all(torch.equal(value, given[name]) for name, value in levels.model.state_dict().items())
         assert not any(drop_paths(levels))  # not that of the classifier
@@ -458,7 +458,7 @@ def test_a_run_is_a_backbone(run: Path) -> None:
     assert deeper == Backbone(
         "deit_tiny_patch16_224",
         {"img_size": 32, "depth": 5, "embed_dim": 12, "num_heads": 2},
-        str(run / "best.safetensors"),
+        str(run / "model.safetensors"),
     )
 
 
@@ -476,10 +476,12 @@ def test_a_spec_makes_the_same_architecture(backbone: str, run: Path) -> None:
     assert torch.equal(again(images).logits, made(images).logits)
 
 
-def test_lists_of_a_runs_card_are_as_good_as_tuples(tmp_path: Path) -> None:
+def test_lists_of_a_runs_config_are_as_good_as_tuples(tmp_path: Path) -> None:
     name, arguments = parse(SWIN)
-    save_file(create(SWIN, num_classes=2).state_dict(), tmp_path / "best.safetensors")
-    (tmp_path / "model.json").write_text(json.dumps({"model": name, "arguments": {**arguments, "num_classes": 2}}))
+    save_file(create(SWIN, num_classes=2).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": name, "model_args": {**arguments, "num_classes": 2}})
+    )
     assert make_levels(str(tmp_path)).channels == make_levels(SWIN).channels
 
 
@@ -488,14 +490,14 @@ def test_runs_that_do_not_fit_are_refused(run: Path, tmp_path: Path) -> None:
         make_levels("deit_small_patch16_224", init=str(run))
     with pytest.raises(ValueError, match="brings its own weights: omit --init"):
         make_levels(str(run), init="pretrained")
-    with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config\.json"):
         make_levels(str(tmp_path))
-    with pytest.raises(ValueError, match=r"is not a run: it has no model\.json"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no config\.json"):
         make_levels("deit_small_patch16_224", init=str(tmp_path))
     with pytest.raises(ValueError, match="there is no folder runs/none; a backbone is a timm model or the folder"):
         make_levels("runs/none")
     for task in ("segment", "detect"):
-        (run / "model.json").write_text(json.dumps({"task": task, "model": "deit_tiny_patch16_224(depth=4)"}))
+        (run / "config.json").write_text(json.dumps({"task": task, "model": "deit_tiny_patch16_224(depth=4)"}))
         for arguments in ((str(run), ""), ("deit_tiny_patch16_224", str(run))):
             with pytest.raises(ValueError, match="only a classifier's weights can be used"):
                 make_levels(*arguments)

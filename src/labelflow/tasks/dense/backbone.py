@@ -190,9 +190,9 @@ def _is_run(backbone: str) -> bool:
 def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a run's model, without those that are the classifier's alone."""
     check_classifier(folder)
-    card = Run(folder).read("model.json")
-    arguments = {key: value for key, value in card["arguments"].items() if key not in ("num_classes", "drop_path_rate")}
-    return card["model"], arguments
+    config = Run(folder).config()
+    own = ("num_classes", "drop_path_rate")
+    return config["architecture"], {key: value for key, value in config["model_args"].items() if key not in own}
 
 
 def _family(name: str) -> str:

@@ -38,9 +38,9 @@ class Detection(DenseTask):
         return self.recipe.mean, self.recipe.std
 
     @property
-    def card(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """What the model can be made of again, and what must be the same when a run goes on."""
-        return {"model": self.model.backbone.levels.spec, "classes": self.classes, "samples": self.samples}
+        return {"model": self.model.backbone.levels.spec, "label_names": self.classes, "samples": self.samples}
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
         return [Term(name, loss) for name, loss in student(batch.images, batch.targets).items()]
@@ -60,9 +60,9 @@ class Detection(DenseTask):
         return found
 
 
-def build_detector(recipe: DetectRecipe, card: dict[str, Any]) -> CascadeMaskRCNN:
-    """The model of a run, from its card, with random weights."""
-    return _detector(recipe, card["model"], len(card["classes"]))
+def build_detector(recipe: DetectRecipe, config: dict[str, Any]) -> CascadeMaskRCNN:
+    """The model of a run, from its config, with random weights."""
+    return _detector(recipe, config["model"], len(config["label_names"]))
 
 
 def _detector(recipe: DetectRecipe, backbone: str, classes: int, init: str = "") -> CascadeMaskRCNN:

@@ -51,9 +51,9 @@ class Segmentation(DenseTask):
         return self.recipe.data.mean, self.recipe.data.std
 
     @property
-    def card(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """What the model can be made of again, and what must be the same when a run goes on."""
-        return {"model": self.model.levels.spec, "classes": self.classes, "samples": self.samples}
+        return {"model": self.model.levels.spec, "label_names": self.classes, "samples": self.samples}
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
         found = student(batch.images)
@@ -86,10 +86,10 @@ def pixel_loss(logits: Tensor, masks: Tensor) -> Tensor:
     return losses / (masks != VOID).sum().clamp_min(1)
 
 
-def build_segmenter(recipe: SegmentRecipe, card: dict[str, Any]) -> Segmenter:
-    """The model of a run, from its card, with random weights."""
+def build_segmenter(recipe: SegmentRecipe, config: dict[str, Any]) -> Segmenter:
+    """The model of a run, from its config, with random weights."""
     size = recipe.data.crop
-    return make_segmenter(card["model"], recipe.head, len(card["classes"]), image_size=size, width=recipe.width)
+    return make_segmenter(config["model"], recipe.head, len(config["label_names"]), image_size=size, width=recipe.width)
 
 
 def _of_one_size(batch: EvalBatch) -> Iterator[tuple[Tensor, Tensor]]:
