@@ -75,7 +75,7 @@ class Progress(Shown):
         )
         self.bar.update(self.training, text=text)
         left = (time.perf_counter() - self.since) / max(1, self.done - self.first) * (self.updates - self.done)
-        self.now_and_then(f"update {record['update']}/{self.updates}  {text}  {_duration(left)} left")
+        self.now_and_then(f"update {record['update']}/{self.updates}  {text}  {clock(left)} left")
 
     def evaluating(self, part: float) -> None:
         self.bar.update(self.evaluation, completed=part, visible=part < 1)
@@ -94,6 +94,7 @@ class Counted(Shown):
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
         self.done, self.worked = 0, 0  # in total, and by this process
+        self.spared = 0  # of what was planned
         self.since = self.last_line = time.perf_counter()
 
     def skip(self, count: int) -> None:
@@ -110,18 +111,45 @@ class Counted(Shown):
     def forgo(self, count: int) -> None:
         """So many need not be done after all."""
         self.total -= count
-        self.bar.update(self.task, total=self.total)
+        self.bar.update(self.task, total=self.expected)
+
+    def spare(self, count: int) -> None:
+        """So many turned out to be unnecessary, and of those to come probably as large a part."""
+        self.spared += count
+        self.forgo(count)
+
+    @property
+    def expected(self) -> int:
+        """The total, if as much of the rest is spared as so far."""
+        needed = self.worked / (self.worked + self.spared) if self.spared else 1.0
+        return self.done + round((self.total - self.done) * needed)
 
     def advance(self, count: int) -> None:
         self.worked += count
         self.done = min(self.total, self.done + count)
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
-        self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
-        left = _duration((self.total - self.done) / rate)
-        self.now_and_then(f"{self.what}  {self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
+        expected, speed = self.expected, f"{rate:.1f} {self.things}/s"
+        self.bar.update(self.task, completed=self.done, total=expected, text=speed)
+        left = ("about " if self.spared else "") + clock((expected - self.done) / rate)
+        self.now_and_then(f"{self.what}  {self.done}/{expected}  {speed}  {left} left")
 
 
-def _duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """
+    >>> clock(3725)
+    '1:02:05'
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def duration(seconds: float) -> str:
+    """In a unit that suits it.
+
+    >>> duration(38.2), duration(750), duration(12_400)
+    ('38 seconds', '12 minutes', '3.4 hours')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
