@@ -184,23 +184,22 @@ def _speeds(options: Compare, cells: "list[Cell]") -> dict[str, float]:
 
 def _show(name: str, options: Compare, table: "list[Row]", results: "list[Result]", cells: int) -> None:
     from filelock import FileLock
-    from rich.console import Console
     from rich.table import Column, Table
 
     from labelflow.compare import markdown, write_page
-    from labelflow.compare.page import HEAD, NOTE, cells_of, write_svg
+    from labelflow.compare.page import HEAD, cells_of, notes, write_svg
+    from labelflow.engine.progress import duration, table_console
 
     printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(HEAD)), box=None)
     for row in table:
         printed.add_row(*cells_of(row))
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(printed)
-    print(f"\n{NOTE}")
+    table_console().print(printed)
+    print("", *notes(table), sep="\n")
     training = options.recipe.training
     facts = [
         f"{options.recipe.model} at {options.recipe.data.image_size} px, {training.epochs} epochs, batch "
         f"{training.batch}, learning rate {training.scaled_lr:g}, seeds {', '.join(map(str, options.seeds))}.",
-        f"{sum(row.seconds for row in table) / 3600:.1f} hours of training.",
+        f"{duration(sum(row.seconds for row in table))} of training.",
     ]
     versions = {result["code"] for result in results}
     if len(versions) > 1:

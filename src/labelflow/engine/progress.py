@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal, plain lines elsewhere."""
+"""What is printed: the progress of a run, as a live bar in a terminal, as plain lines elsewhere; and tables."""
 
 import time
 from types import TracebackType
@@ -9,18 +9,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 
+def literal_console(**options: Any) -> Console:
+    """Prints names as they are: [brackets] and :colons: mean nothing in them."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def table_console() -> Console:
+    """As wide as a table may be: a terminal's width, or 160 letters."""
+    console = literal_console()
+    return console if console.is_terminal else literal_console(width=160)
+
+
 class Shown:
     """A context with a live bar in a terminal, and a plain line every few seconds elsewhere. quiet: show nothing (in
     processes other than the main one)."""
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = literal_console(quiet=quiet, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
         self.bar = Bar(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             disable=not self.live,
@@ -37,7 +48,7 @@ class Shown:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text)
 
     def now_and_then(self, text: str) -> None:
         """A plain line if there is no bar, at most every `seconds`."""

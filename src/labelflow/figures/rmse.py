@@ -1,6 +1,6 @@
 """How far the aligned label is from CutMix's λ, over models and over training (TL-Align, Figure 3)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,18 +8,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from labelflow.analysis.images import images_of
-from labelflow.analysis.rmse import Rmse, alignment_rmse
-from labelflow.analysis.samples import batch_of
-from labelflow.chance import generator
+from labelflow.analysis.rmse import Rmse, alignment_rmse, mixed_batches
 from labelflow.classifier import Classifier, build
 from labelflow.engine.run import Run
 from labelflow.figures.base import FigureRequest, colour, new, shorten
 from labelflow.mix import Mix
-from labelflow.mixers import make_mixer, mix_batch
 from labelflow.models.create import load_exactly
 from labelflow.tasks.recipe import read_recipe
 
-IMAGES, BATCH = 256, 64
+IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,8 @@ class Data:
 def compute(request: FigureRequest) -> Data:
     rows, images = [], 0
     for classifier in request.load():
-        batches = _batches(classifier, request)
+        found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
+        batches = mixed_batches(classifier, found, request.mixer)
         images = sum(len(batch) for batch, _ in batches)
         rows.append(_row(classifier, batches, request))
     return Data(images, request.mixer, rows)
@@ -79,20 +77,6 @@ def _fresh(classifier: Classifier) -> Any:
 def _epoch(run: Run, update: int) -> float:
     """Of a run's update."""
     return update / max(1, run.read("model.json")["samples"] // read_recipe(run).training.batch)
-
-
-def _batches(classifier: Classifier, request: FigureRequest) -> list[tuple[Tensor, Mix]]:
-    """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
-    found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
-    if len(found) < 2:
-        raise ValueError("to mix, there must be at least two images")
-    mixer = make_mixer(request.mixer)
-    batches = []
-    for start in range(0, len(found) - 1, BATCH):
-        batch = batch_of(classifier, found[start : start + BATCH])
-        mix, _ = mix_batch(mixer, batch, generator(0, start))
-        batches.append((batch.images, replace(mix, at="image")))
-    return batches
 
 
 def draw(data: Data) -> Figure:
