@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from labelflow.analysis.images import images_of
 from labelflow.analysis.rmse import Rmse, alignment_rmse, mixed_batches
 from labelflow.classifier import Classifier, build
 from labelflow.engine.run import Run
-from labelflow.figures.base import FigureRequest, colour, new, shorten
+from labelflow.figures.base import PAGE, FigureRequest, colour, look, new, shorten
 from labelflow.mix import Mix
 from labelflow.models.create import load_exactly
 from labelflow.tasks.recipe import read_recipe
@@ -81,29 +82,27 @@ def _epoch(run: Run, update: int) -> float:
 
 def draw(data: Data) -> Figure:
     curves = [row for row in data.rows if row.training]
-    figure, axes = new(1, 1 + bool(curves), 4.6, 0.9 + max(2.2, 0.32 * len(data.rows)))
+    figure, axes = new(1, 1 + bool(curves), PAGE / 2 if curves else 6.0, 1.1 + max(2.4, 0.5 * len(data.rows)))
     bars, places = axes[0, 0], range(len(data.rows))
-    bars.barh(places, [row.now.tl_align for row in data.rows], color=colour(0), height=0.5, label="now")
-    first = next((row for row in data.rows if row.random), None)
+    bars.barh(places, [row.now.tl_align for row in data.rows], color=colour(0), height=0.5)
     for place, row in zip(places, data.rows, strict=True):
-        bars.text(row.now.tl_align, place, f" {row.now.tl_align:.3f}", va="center", fontsize=8)
+        bars.text(row.now.tl_align, place, f" {row.now.tl_align:.3f}", va="center")
         if row.random:
-            label = "random weights" if row is first else None
-            bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2, label=label)
-    bars.set_yticks(places, [f"{shorten(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows], fontsize=8)
+            bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2)
+    bars.set_yticks(places, [f"{shorten(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows])
     bars.set_ylim(len(data.rows) - 0.3, -0.7)  # the first on top
-    bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images")
+    random = "\nblack: with random weights" if any(row.random for row in data.rows) else ""
+    bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images{random}")
+    bars.xaxis.set_major_locator(MaxNLocator(4))
     bars.grid(visible=False, axis="y")
-    bars.margins(x=0.15)
-    if first:
-        bars.legend(loc="best", fontsize=8)
+    bars.margins(x=0.3)
     if curves:
         for place, row in enumerate(curves):
-            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour(place), marker=".", label=shorten(row.name))
+            axes[0, 1].plot(*zip(*row.training, strict=True), **look(place), marker=".", label=shorten(row.name))
         axes[0, 1].set_xlabel("epoch (0: random weights)")
         axes[0, 1].set_ylabel("RMSE")
         axes[0, 1].set_ylim(bottom=0)
-        axes[0, 1].legend(fontsize=8)
+        axes[0, 1].legend()
     return figure
 
 

@@ -38,6 +38,7 @@ FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seco
 }
 
 
+INCH = 92  # pixels of the page: the figures' text is then as large as the page's
 MOVED_IMAGES = 32  # that the fluctuation is measured on
 LITTLE = 0.01  # a fluctuation as of a model that has hardly been trained
 
@@ -65,6 +66,7 @@ def classifier_page(run: Run) -> str:
 def _figure(name: str, classifier: Classifier) -> str:
     """A figure of the papers, or the reason why it is missing."""
     from labelflow.figures import FIGURES, FigureRequest, styled  # which brings matplotlib
+    from labelflow.figures.base import DPI
 
     count, about = FIGURES_SHOWN[name]
     try:
@@ -75,10 +77,12 @@ def _figure(name: str, classifier: Classifier) -> str:
         )
     with styled():
         drawn = io.BytesIO()
-        FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
+        figure = FIGURES[name].draw(data)
+        figure.savefig(drawn, format="png", dpi=DPI)
+    width = round(INCH * figure.get_size_inches()[0])
     summary = escape(FIGURES[name].summary(data))
     return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
-<img src="{data_uri(drawn.getvalue())}" alt="{summary}" class="figure">
+<div class="scroll"><img src="{data_uri(drawn.getvalue())}" alt="{summary}" width="{width}" class="figure"></div>
 <pre>{summary}</pre></section>"""
 
 
@@ -93,9 +97,9 @@ def _dense_labels(data: Data) -> str:
     except (ValueError, OSError) as error:
         return f"<section><h2>Dense labels</h2><p>Not available: {escape(str(error))}.</p></section>"
     return f"""<section><h2>Dense labels</h2><p>Training images, and the annotator's label maps: each cell has
-the colour of its most likely class, stronger where it is more certain.</p>
-<img src="{data_uri(picture, "JPEG")}" width="{picture.width}"
-alt="Training images beside their label maps" style="max-width:100%"></section>"""
+the colour of its most likely class, stronger where it is more certain. A class has the same colour everywhere.</p>
+<div class="scroll"><img src="{data_uri(picture, "JPEG")}" width="{picture.width}" class="figure"
+alt="Training images beside their label maps"></div></section>"""
 
 
 def _samples(classifier: Classifier, recipe: Recipe) -> str:
