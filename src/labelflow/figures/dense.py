@@ -52,7 +52,8 @@ def draw(data: Data) -> Figure:
     shown = {name: _fraction(own) for name, own in class_colours(_counts(rows)).items()}
     columns = min(COLUMNS, len(rows))
     blocks = -(-len(rows) // columns)
-    figure, axes = new(2 * blocks, columns, PAGE / COLUMNS, 2.2)
+    width, legend = PAGE / max(3, columns), 0.5 + 0.27 * -(-len(shown) // 3)  # inches
+    figure, axes = new(2 * blocks, columns, width, width + 0.1 + legend / (2 * blocks))
     for panel in axes.flat:
         panel.set_axis_off()
     for place, row in enumerate(rows):

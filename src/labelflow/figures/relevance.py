@@ -89,7 +89,7 @@ def _inside(values: Tensor, mask: Tensor) -> float:
 def draw(data: Data) -> Figure:
     top, rows = max(len(maps) for row in data.rows for maps in row.maps.values()), data.rows[:MAX_DRAWN]
     columns = 1 + top * len(data.models)
-    width = max(1.6, min(2.4, PAGE / columns))  # wider than a page if there are more than five columns
+    width = max(1.6, min(2.2, PAGE / columns))  # wider than a page if there are more than five columns
     figure, axes = new(len(rows), columns, width, width + 0.75)
     for row, line in zip(rows, axes, strict=True):
         picture(line[0], row.picture, shorten(row.name, 18))

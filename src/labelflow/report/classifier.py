@@ -28,7 +28,7 @@ FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seco
     "presence": (
         1,
         "How much each token contributes to the output of a layer (Eq. 2 of TL-Align); 1 is the "
-        "average. Attention makes it uneven, which is why labels have to follow.",
+        "average. Attention that has been trained makes it uneven, which is why labels have to follow.",
     ),
     "relevance": (
         3,
@@ -126,10 +126,10 @@ def _moved(rmse: float, images: int) -> str:
     if rmse >= LITTLE:
         return said
     return (
-        f"<b>Little has moved yet.</b> {said} That is to be expected of a model at the beginning of its training: its "
-        "attention is even, so every token takes a little of all others, the maps fade towards λ everywhere, and "
-        "before and after say the same. It changes as attention learns where to look: expect 0.05 to 0.1 of a "
-        "trained ViT, and maps that keep the shape of the objects."
+        f"<b>Little has moved yet.</b> {said} That is to be expected early in training: attention is still even, so "
+        "every token takes a little of all others, and before and after say nearly the same. Once attention has "
+        "learned where to look, expect 0.05 to 0.1: the share that arrives then follows what is to be seen of the "
+        "objects, not the area. The maps stay pale either way, since every block averages over many tokens."
     )
 
 
