@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 import labelflow as lf
 from labelflow.analysis.images import evaluation_data, images_of, pairs_of
 from labelflow.analysis.presence import presence
 from labelflow.analysis.ratio import layer_ratios
-from labelflow.analysis.rmse import alignment_rmse
+from labelflow.analysis.rmse import alignment_rmse, fluctuation
+from labelflow.chance import generator
 from labelflow.classifier import load
 from labelflow.cli import main
 from labelflow.commands.figure import split
@@ -33,7 +35,7 @@ from labelflow.figures import (
     relevance,
     rmse,
 )
-from labelflow.figures.base import as_json
+from labelflow.figures.base import as_json, look, styled
 from labelflow.labels import Store
 from labelflow.recipes import find
 from labelflow.tasks import Annotate, annotate_data, train_run
@@ -154,7 +156,8 @@ def drawn(name: str, *classifiers: str, **options: object) -> Figure:
 
 def test_everything_is_drawn(runs: Path) -> None:
     run = str(runs / "vit")
-    assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == [1] * 2 * (4 + 2)  # a layer, a map
+    maps = [1] * 4 + [1, 1, 0, 0]  # two pictures, mixed, before; two layers
+    assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == maps * 2
     assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 10
     assert [len(panel.images) for panel in drawn("dense", run, count=2).axes] == [1, 1, 2, 2]
     cut, mixed = drawn("mixtoken", run).axes[2:]
@@ -166,6 +169,33 @@ def test_everything_is_drawn(runs: Path) -> None:
     assert [len(panel.patches) for panel in bars] == [5, 4, 6, 5]
     maps = drawn("relevance", run, str(runs / "lvvit"), count=2, top=2).axes
     assert [len(panel.images) for panel in maps] == [1] * 2 * (1 + 2 * 2)
+
+
+@pytest.mark.parametrize("name", ["aligned", "mixing", "dense", "mixtoken", "rmse", "ratio", "presence", "relevance"])
+def test_text_is_as_large_as_that_of_a_page(runs: Path, name: str) -> None:
+    """A figure is at most as wide as a page's text, 8 inches, and its letters have 10 points or more."""
+    with styled():
+        figure = drawn(name, str(runs / "vit"), count=2)
+        figure.draw_without_rendering()
+    assert figure.get_size_inches()[0] <= 8
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 10
+
+
+def test_a_class_has_one_colour_in_a_figure_of_dense_labels(runs: Path) -> None:
+    data = FIGURES["dense"].compute(FigureRequest((str(runs / "vit"),), count=4))
+    panels = FIGURES["dense"].draw(data).axes[4:8]
+    colours: dict[str, set[tuple[float, ...]]] = {}
+    for row, panel in zip(data.rows, panels, strict=True):
+        painted = panel.images[1].get_array()[..., :3].round(3)
+        for line, cells in zip(row.classes, painted.tolist(), strict=True):
+            for name, cell in zip(line, cells, strict=True):
+                colours.setdefault(name, set()).add(tuple(cell))
+    assert [len(own) for own in colours.values()] == [1] * len(colours)
+    assert len(set.union(*colours.values())) == len(colours)
+
+
+def test_models_look_different() -> None:
+    assert len({tuple(look(place).values()) for place in range(12)}) == 12
 
 
 def test_presence_quantiles(runs: Path) -> None:
@@ -244,9 +274,10 @@ def test_rmse_is_that_of_the_targets(runs: Path) -> None:
     data = rmse.compute(FigureRequest((str(runs / "vit"),), count=12))
     classifier = load(runs / "vit")
     images = torch.stack([seen.image for seen in images_of(classifier, 12)])
-    mix = lf.CutMix(alpha=1.0, per="sample")(images, generator=rmse.generator(0, 0))
+    mix = lf.CutMix(alpha=1.0, per="sample")(images, generator=generator(0, 0))
     share = lf.Aligned(classifier.model)(mix.apply(images), mix.share)[1]
     assert data.rows[0].now.tl_align == pytest.approx(float((share - mix.lam).square().mean().sqrt()), rel=1e-4)
+    assert fluctuation(classifier, images_of(classifier, 12)) == pytest.approx(data.rows[0].now.tl_align, rel=1e-4)
     assert alignment_rmse(classifier.model, [(images, lf.MixUp()(images))]).tl_align < 1e-6  # a fixed point
     epochs = [epoch for epoch, _ in data.rows[0].training]
     assert epochs == [0.0, 1.0, 2.0]

@@ -1,5 +1,6 @@
 """The page of a run: one file, with the run's own numbers, whatever state the run is in."""
 
+import json
 import re
 from math import inf, nan
 from pathlib import Path
@@ -13,13 +14,16 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from labelflow.analysis import mixed_samples
+from labelflow.analysis.images import evaluation_data, images_of
+from labelflow.analysis.rmse import fluctuation
 from labelflow.classifier import load
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
 from labelflow.figures import FigureRequest, ratio
 from labelflow.html import line_chart
 from labelflow.report import write_report
-from labelflow.tasks import Recipe, train_run
+from labelflow.report.classifier import classifier_page
+from labelflow.tasks import Recipe, evaluate_run, train_run
 from labelflow.tasks.recipe import read_recipe
 
 
@@ -49,6 +53,42 @@ def test_one_page_says_it_all(folder: Path) -> None:
     tiles = dict(re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b>", page))
     assert (tiles["Best top-1"], tiles["Last top-1"]) == (f"{max(top1):.2f} %", f"{top1[-1]:.2f} %")
     assert page.count('class="sample"') == 4
+
+
+def test_top5_needs_more_than_five_classes(folder: Path, tmp_path: Path) -> None:
+    """Also for a run that was evaluated when it was still counted."""
+    evaluations = [line for line in Run(folder).metrics() if line["kind"] == "eval"]
+    assert {name for line in evaluations for name in line if "top" in name} == {"top1", "ema_top1"}  # of two classes
+    assert evaluate_run(folder).keys() == {"top1", "loss"}
+    assert re.findall("<figcaption>(Top.*?|Eval.*?)</figcaption>", (folder / "report.html").read_text()) == [
+        "Top-1 accuracy, %",
+        "Evaluation loss",
+    ]
+    old = Run(copytree(folder, tmp_path / "old", ignore=ignore_patterns("*.safetensors")))
+    lines = [line | {"top5": 100.0} if line["kind"] == "eval" else line for line in old.metrics()]
+    (old / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "Top-5" not in write_report(old.folder).read_text()
+
+
+def test_the_page_says_when_little_has_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = load(folder)
+    images = images_of(classifier, 32, (), evaluation_data(classifier))
+    moved = fluctuation(classifier, images)
+    assert moved < 0.01
+    said = f"Over {len(images)} images mixed by CutMix, what arrives differs from the area λ by {moved:.3f}"
+    assert f"<b>Little has moved yet.</b> {said}" in (folder / "report.html").read_text()
+    monkeypatch.setattr("labelflow.report.classifier.fluctuation", lambda classifier, images: 0.07)
+    page = classifier_page(Run(folder))
+    assert "by 0.070 (root mean square)" in page
+    assert "Little has moved yet" not in page
+
+
+def test_figures_are_as_large_as_the_page_s_text(folder: Path) -> None:
+    """92 pixels an inch, so that 11 points are 14 pixels; they scroll where there is less room."""
+    page = (folder / "report.html").read_text()
+    widths = [int(width) for width in re.findall(r'<div class="scroll"><img [^>]*width="(\d+)" class="figure">', page)]
+    assert len(widths) == 3
+    assert max(widths) == 92 * 8
 
 
 def test_the_figures_that_fit_are_there(folder: Path) -> None:

@@ -109,7 +109,7 @@ def objects(*boxes: list[float], labels: list[int], size: tuple[int, int]) -> di
 def test_boxes_and_masks_are_drawn_at_scaled_places(enlarged: int) -> None:
     """The image is black, so what is not black was drawn."""
     width, height = WIDTH // enlarged, 192 // enlarged
-    box = [20.0, 20, 60, 40]
+    box = [20.0, 16, 90, 44]
     seen = objects(box, labels=[4], size=(height, width))
     drawn = pixels(draw_objects(Image.new("RGB", (width, height)), seen, NAMES))
     assert drawn.shape == (192, WIDTH, 3)

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -64,6 +65,15 @@ def test_root_counts_without_data(
     monkeypatch.setattr(datasets, "open_dataset", open_dataset)
     told = refused(capsys, runs / "plain", "--root", "elsewhere", "--out", tmp_path / "out")
     assert told == "labelflow: world(train=256, val=40) in elsewhere\n"
+
+
+def test_names_are_printed_as_they_are(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copytree(runs / "plain", tmp_path / "a[bold]b [/x]")
+    assert run(tmp_path / "a[bold]b [/x]", "--suite", "clean", "--samples", 4, "--out", tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    assert "a[bold]b [/x]" in out
+    assert "done before" not in out
+    assert "from the cache" not in out
 
 
 def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """What a comparison says of its numbers."""
 
 import math
+from html import unescape
+from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labelflow.comparison import Row, rows
-from labelflow.comparison.page import cells_of, markdown, plot
+from labelflow.comparison.page import cells_of, markdown, notes, plot, write_page
 from labelflow.comparison.statistics import compare
 
 accuracies = st.lists(st.floats(0, 100), min_size=2, max_size=40)
@@ -98,6 +100,42 @@ def test_the_table(table: list[Row]) -> None:
     ]
     assert cells_of(table[2])[1:5] == ["51.0 (1)", "+1.0", "one seed: no verdict", ""]
     assert markdown(table).count("\n| ") == 4
+
+
+def wide(*accuracies: float) -> list[Row]:
+    results = [result("cutmix", seed, 50.0) for seed in range(len(accuracies))]
+    results += [result("tl_align", seed, top1) for seed, top1 in enumerate(accuracies)]
+    return rows(results, {}, ["cutmix", "tl_align"])
+
+
+def test_wide_intervals_are_explained() -> None:
+    """Two seeds: t(0.975, 1 degree of freedom) = 12.706, so that 12.706 / √2 = 8.98 standard deviations."""
+    assert stats.t.ppf(0.975, 1) / math.sqrt(2) == pytest.approx(8.985, abs=1e-3)
+    _, why = notes(wide(50.0, 54.0))  # a standard deviation of 2.8 points
+    assert "2 seeds say little" in why
+    assert "reach 9.0 standard deviations" in why
+    assert "with 5 seeds 1.2" in why
+    assert "2.8 points" in why
+    needed = next(n for n in range(2, 999) if stats.t.ppf(0.975, n - 1) * math.sqrt(8) / math.sqrt(n) <= 1)
+    assert f"would take about {needed} seeds" in why
+    assert "more than 100 seeds" in notes(wide(20.0, 80.0))[1]
+    assert "One seed has no interval" in notes(wide(50.0))[1]
+
+
+def test_enough_seeds_need_no_explanation() -> None:
+    assert len(notes(wide(50.0, 51.0, 52.0, 53.0, 54.0))) == 1
+    assert len(notes(wide(50.0, 51.0)[:1])) == 1  # nothing to compare yet
+
+
+def test_the_page_explains_what_the_terminal_does(tmp_path: Path) -> None:
+    write_page(tmp_path / "compare.html", "title", [], wide(50.0, 54.0))
+    assert notes(wide(50.0, 54.0))[1] in unescape((tmp_path / "compare.html").read_text())
+
+
+def test_the_deviation_is_that_of_the_differences() -> None:
+    found = compare({0: 70.0, 1: 71.0, 2: 70.5}, {0: 72.0, 1: 70.1, 2: 71.4})
+    assert found is not None
+    assert found.deviation == pytest.approx(stats.tstd([2.0, -0.9, 0.9]), rel=1e-6)
 
 
 def test_the_plot_shows_every_seed(table: list[Row]) -> None:

@@ -162,6 +162,21 @@ def test_the_curve_ends_at_the_classifier(opened: Any) -> None:
     assert [float(circle.get_attribute("cy")) for circle in circles.all()] == pytest.approx(heights, abs=0.5)
 
 
+def test_reference_lines_can_be_told_apart(opened: Any) -> None:
+    """By their dashes, not by colour alone; each has its name in its colour, and a line that leads to it."""
+    page = opened(1280, 900)
+    levels, names = page.locator("#curve .level"), ["CutMix", "TransMix", "Token Labeling"]
+    expect(levels).to_have_count(3)
+    dashes = levels.evaluate_all("lines => lines.map(line => getComputedStyle(line).strokeDasharray)")
+    colours = levels.evaluate_all("lines => lines.map(line => getComputedStyle(line).stroke)")
+    assert len(set(dashes)) == len(set(colours)) == 3
+    for place, name in enumerate(names):
+        text = page.locator(f"#curve .level-{place} text")
+        assert text.text_content() == name
+        assert text.evaluate("text => getComputedStyle(text).fill") == colours[place]
+    expect(page.locator("#curve .leader")).to_have_count(5)
+
+
 def test_results_that_are_not_of_what_is_chosen_are_dimmed(opened: Any) -> None:
     page = opened(1280, 900, expected="503 \\(Service Unavailable\\)")
     results, state, held = page.locator(".outcome"), page.locator("#state"), []

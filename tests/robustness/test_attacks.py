@@ -240,6 +240,23 @@ def test_costs_stay_below_what_was_said(name: str) -> None:
     assert sum(costs) < sum(passes) <= 2 * most_passes(both, classes=4) <= 1.2 * sum(passes) + 2
 
 
+@pytest.mark.parametrize("radius", [0.0001, 0.05, 0.3])
+def test_fallen_images_save_the_rest(radius: float) -> None:
+    """Passes that are made and passes that are saved are all that was planned; the wrong ones are saved at once."""
+    model = linear(torch.randn(3, 108, generator=torch.Generator().manual_seed(0)), torch.zeros(3))
+    images = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    labels = model(images).argmax(1)
+    labels[:2] = (labels[:2] + 1) % 3  # wrong before any attack
+    parts = [("fgsm", FGSM()), ("pgd", SHORT["pgd"])]
+    told: list[tuple[str, int]] = []
+    batch = Batch(images, labels, list(range(8)))
+    made, saved = (lambda count: told.append(("made", count))), (lambda count: told.append(("saved", count)))
+    run_attacks(model, parts, batch, Ball("linf", radius), made, saved)
+    assert sum(count for _, count in told) == 8 * most_passes(parts, classes=3)
+    assert told[:2] == [("made", 8), ("saved", 2 * (most_passes(parts, classes=3) - 1))]
+    assert min(count for _, count in told) >= 0
+
+
 # Where the answer is known
 
 

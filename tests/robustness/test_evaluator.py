@@ -51,6 +51,19 @@ def test_predictions_are_those_of_a_bare_loop(folder: Path, tmp_path: Path, batc
     assert clean[0].top5 == [100.0]
 
 
+def test_a_first_run_was_not_done_before(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several suites ask for the clean images, which are computed once; only later runs find them done before."""
+    images, first = open_images(folder), vits(folder, tmp_path, quiet=False)
+    for perturbations in ([CLEAN], [CLEAN, PatchDrop(4)], [CLEAN]):
+        first.predict(images, perturbations)
+    assert "done before" not in capsys.readouterr().out
+    assert (first.evaluated, first.cached) == (2 * 9 * 10, 0)
+    later = vits(folder, tmp_path, quiet=False)
+    later.predict(images, [CLEAN, Brighter()])
+    assert "18 of 72 images were done before" in capsys.readouterr().out
+    assert later.cached == 18
+
+
 def test_nothing_is_computed_twice(folder: Path, tmp_path: Path) -> None:
     first, images = vits(folder, tmp_path, (0,)), open_images(folder)
     before = first.predict(images, [CLEAN, PatchDrop(4)])

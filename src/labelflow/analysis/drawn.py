@@ -4,18 +4,27 @@ Shapes: H×W pixels, N objects.
 """
 
 import colorsys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from labelflow.tasks.segment.metrics import VOID
 
-WIDTH, LINE = 384, 18  # of a picture, at least, and the height of a line of text, in pixels
+WIDTH, LINE = 384, 22  # of a picture, at least, and the height of a line of text, in pixels
+FONT = ImageFont.load_default(15)
 Colour = tuple[int, int, int]
+Name = TypeVar("Name", bound=Hashable)
+PALETTE = (  # colours that can be told apart, the commonest class first
+    *("#e6194b", "#4363d8", "#3cb44b", "#ffe119", "#f58231", "#911eb4", "#42d4f4", "#f032e6", "#9a6324", "#bfef45"),
+    *("#000075", "#fabed4", "#469990", "#800000", "#aaffc3", "#808000", "#dcbeff"),
+)
+OTHERS: Colour = (127, 127, 127)  # of classes that have none
 
 
 def draw_segments(image: Image.Image, classes: Tensor, names: Sequence[str], legend: bool = True) -> Image.Image:
@@ -26,7 +35,7 @@ def draw_segments(image: Image.Image, classes: Tensor, names: Sequence[str], leg
     if len(masks):
         pixels = draw_segmentation_masks(pixels, masks, alpha=0.6, colors=[colour(number) for number in shown])
     drawn = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    return _with_legend(drawn, [(names[number], colour(number)) for number in shown]) if legend else drawn
+    return with_legend(drawn, [(names[number], colour(number)) for number in shown]) if legend else drawn
 
 
 def as_mask(classes: Tensor, count: int) -> Image.Image:
@@ -74,6 +83,27 @@ def colour(number: int) -> Colour:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
+def class_colours(counts: Counter[Name]) -> dict[Name, Colour]:
+    """A colour for each of the commonest classes, of all images that are seen together.
+
+    >>> class_colours(Counter(cat=3, dog=5))
+    {'dog': (230, 25, 75), 'cat': (67, 99, 216)}
+    """
+    return {
+        name: ImageColor.getcolor(own, "RGB")  # type: ignore[misc]
+        for (name, _), own in zip(counts.most_common(len(PALETTE)), PALETTE, strict=False)
+    }
+
+
+def fitting(text: str, width: float) -> str:
+    """As much of a text as fits, in pixels."""
+    if FONT.getlength(text) <= width:
+        return text
+    while text and FONT.getlength(f"{text}…") > width:
+        text = text[:-1]
+    return f"{text}…"
+
+
 def _enlarged(image: Image.Image) -> tuple[Image.Image, Tensor]:
     """Wide enough to write on; and its pixels, (3, H, W) uint8."""
     image = image.convert("RGB")
@@ -89,17 +119,16 @@ def _resized(mask: Tensor, like: Image.Image) -> Tensor:
 
 
 def _write(picture: Image.Image, text: str, place: tuple[float, float], background: Colour) -> None:
-    drawing, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
-    drawing.rectangle(drawing.textbbox(place, text, font), background)
-    drawing.text(place, text, "black" if sum(background) > 330 else "white", font)
+    drawing = ImageDraw.Draw(picture)
+    drawing.rectangle(drawing.textbbox(place, text, FONT), background)
+    drawing.text(place, text, "black" if sum(background) > 330 else "white", FONT)
 
 
-def _with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> Image.Image:
+def with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) -> Image.Image:
     """Names beneath, as many in a line as fit."""
-    font = ImageFont.load_default(12)
     places, left, line = [], 4.0, 0
     for name, _ in entries:
-        width = 20 + font.getlength(name) + 8
+        width = 20 + FONT.getlength(name) + 10
         if left + width > picture.width and left > 4:
             left, line = 4.0, line + 1
         places.append((left, picture.height + 3 + line * LINE))
@@ -108,6 +137,6 @@ def _with_legend(picture: Image.Image, entries: Sequence[tuple[str, Colour]]) ->
     page.paste(picture, (0, 0))
     drawing = ImageDraw.Draw(page)
     for (name, own), (x, y) in zip(entries, places, strict=True):
-        drawing.rectangle((x, y + 2, x + 12, y + 14), own)
-        drawing.text((x + 18, y), name, "black", font)
+        drawing.rectangle((x, y + 3, x + 13, y + 16), own)
+        drawing.text((x + 19, y), name, "black", FONT)
     return page

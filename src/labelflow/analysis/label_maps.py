@@ -1,29 +1,83 @@
 """Dense labels drawn over their images.
 
-Shapes: h×w cells of a map, k classes of a cell.
+Shapes: h×w cells of a map.
 """
 
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy import ndarray
+from PIL import Image, ImageDraw
+
+from labelflow.analysis.drawn import FONT, LINE, OTHERS, Colour, beside, class_colours, fitting, with_legend
 from labelflow.classifier import title
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Store, label_view
 
-SIDE, LINE, GAP = 224, 16, 12  # of a picture, a line of text, and what lies between, in pixels
-COLOURS = [(214, 39, 40), (31, 119, 180), (44, 160, 44), (255, 177, 14)]  # of an image's commonest classes
-OTHERS = (127, 127, 127)
+SIDE, GAP, COLUMNS = 240, 12, 2  # of a picture, and what lies between, in pixels; tiles in a row
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMap:
+    """An image and its dense label."""
+
+    image: Image.Image
+    label: int
+    classes: ndarray  # (h, w): the likeliest class of each cell
+    sureness: ndarray  # (h, w): its probability
 
 
 def label_picture(store: Store, source: Source, count: int = 6) -> Image.Image:
-    """A picture of some images beside their label maps: each cell in the colour of its likeliest class, the stronger
-    the surer. They are taken at even distances from the source."""
+    """A sheet of some images beside their label maps: each cell in the colour of its likeliest class, the stronger the
+    surer. A class has one colour on the whole sheet. The images are taken at even distances from the source."""
     if count < 1:
         raise ValueError(f"there must be an image to draw, not {count}")
     chosen = np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int).tolist()
-    tiles = [_tile(store, source, index) for index in dict.fromkeys(chosen)]
-    columns = min(2, len(tiles))
+    maps = [read_map(store, source, index) for index in dict.fromkeys(chosen)]
+    names = list(map(title, store.manifest.classes))
+    counts = Counter(number for one in maps for number in one.classes.flatten().tolist())
+    colours = class_colours(counts)
+    sheet = _grid([_tile(one, colours, names) for one in maps])
+    entries = [(names[number], own) for number, own in colours.items()]
+    return with_legend(sheet, [*entries, ("other classes", OTHERS)] if len(counts) > len(colours) else entries)
+
+
+def read_map(store: Store, source: Source, index: int) -> LabelMap:
+    image, label = source.load(index)
+    manifest = store.manifest
+    labels = label_view(
+        store[source.key(index)], Geometry(image.size), manifest.grid, len(manifest.classes), manifest.seen
+    )
+    above = np.zeros((manifest.grid[0] * manifest.grid[1], len(labels.image.classes)), np.float32)
+    np.put_along_axis(above, labels.places.numpy().astype(int), labels.above.numpy(), 1)
+    likeliest = labels.image.classes.numpy()[above.argmax(1)]
+    sureness = (above.max(1) + labels.rest.numpy()).clip(0, 1)
+    return LabelMap(image, label, likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
+
+
+def _tile(one: LabelMap, colours: Mapping[int, Colour], names: Sequence[str]) -> Image.Image:
+    """The image over its class, and its map over the commonest classes."""
+    painted = np.array([colours.get(number, OTHERS) for number in one.classes.flatten().tolist()], np.uint8)
+    overlay = Image.fromarray(painted.reshape(*one.classes.shape, 3)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+    strength = Image.fromarray((40 + 175 * one.sureness).astype(np.uint8))
+    image = one.image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    mapped = Image.composite(overlay, image, strength.resize((SIDE, SIDE), Image.Resampling.NEAREST))
+    tile = Image.new("RGB", (2 * SIDE + GAP, SIDE + 2 * LINE), "white")
+    tile.paste(beside(image, mapped, gap=GAP), (0, 0))
+    drawing = ImageDraw.Draw(tile)
+    drawing.text((0, SIDE + 2), fitting(names[one.label], SIDE), "black", FONT)
+    for line, (number, cells) in enumerate(Counter(one.classes.flatten().tolist()).most_common(2)):
+        part = f" {cells / one.classes.size:.0%}"
+        text = fitting(names[number], SIDE - FONT.getlength(part)) + part
+        drawing.text((SIDE + GAP, SIDE + 2 + line * LINE), text, "black", FONT)
+    return tile
+
+
+def _grid(tiles: Sequence[Image.Image]) -> Image.Image:
+    columns = min(COLUMNS, len(tiles))
     rows = -(-len(tiles) // columns)
     width, height = tiles[0].size
     page = Image.new("RGB", (columns * (width + GAP) + GAP, rows * (height + GAP) + GAP), "white")
@@ -31,35 +85,3 @@ def label_picture(store: Store, source: Source, count: int = 6) -> Image.Image:
         row, column = divmod(number, columns)
         page.paste(tile, (GAP + column * (width + GAP), GAP + row * (height + GAP)))
     return page
-
-
-def _tile(store: Store, source: Source, index: int) -> Image.Image:
-    image, label = source.load(index)
-    classes = store.manifest.classes
-    cells = store.manifest.grid
-    labels = label_view(store[source.key(index)], Geometry(image.size), cells, len(classes), store.manifest.seen)
-    above = np.zeros((cells[0] * cells[1], len(labels.image.classes)), np.float32)
-    np.put_along_axis(above, labels.places.numpy().astype(int), labels.above.numpy(), 1)
-    likeliest, sureness = above.argmax(1), above.max(1) + labels.rest.numpy()
-    common = np.argsort(-np.bincount(likeliest, minlength=above.shape[1]), kind="stable")[: len(COLOURS)]
-
-    colours = np.full((above.shape[1], 3), OTHERS, np.uint8)
-    colours[common] = COLOURS[: len(common)]
-    overlay = Image.fromarray(colours[likeliest].reshape(*cells, 3)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
-    strength = Image.fromarray((40 + 175 * sureness.clip(0, 1)).reshape(cells).astype(np.uint8))
-    picture = image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    mapped = Image.composite(overlay, picture, strength.resize((SIDE, SIDE), Image.Resampling.NEAREST))
-
-    tile = Image.new("RGB", (2 * SIDE + GAP, SIDE + (1 + len(COLOURS)) * LINE), "white")
-    tile.paste(picture, (0, 0))
-    tile.paste(mapped, (SIDE + GAP, 0))
-    drawing, font = ImageDraw.Draw(tile), ImageFont.load_default(12)
-    drawing.text((0, SIDE + 2), title(classes[label])[:20], "black", font)
-    for number, place in enumerate(common):
-        top = SIDE + number * LINE
-        part = float((likeliest == place).mean())
-        if part:
-            drawing.rectangle((SIDE + GAP, top + 4, SIDE + GAP + 9, top + 13), COLOURS[number])
-            name = title(classes[int(labels.image.classes[place])])[:20]
-            drawing.text((SIDE + GAP + 14, top + 2), f"{name}  {part:.0%} of cells", "black", font)
-    return tile

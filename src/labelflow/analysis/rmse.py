@@ -4,16 +4,22 @@ Shapes: B batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from labelflow.align import Student
+from labelflow.align import Aligned, Student
+from labelflow.analysis.images import LabelledImage
+from labelflow.analysis.samples import batch_of
+from labelflow.chance import generator
+from labelflow.classifier import Classifier
 from labelflow.mix import Mix
+from labelflow.mixers import make_mixer, mix_batch
 from labelflow.targets import TLAlign, TransMix
 
 LARGE = 0.05
+BATCH = 64  # images
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,30 @@ class Rmse:
     tl_align: float
     transmix: float
     large: float  # the part of images whose TL-Align target differs by more than LARGE
+
+
+def mixed_batches(
+    classifier: Classifier, images: Sequence[LabelledImage], mixer: str = "cutmix(alpha=1.0, per_sample=True)"
+) -> list[tuple[Tensor, Mix]]:
+    """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
+    if len(images) < 2:
+        raise ValueError("to mix, there must be at least two images")
+    making = make_mixer(mixer)
+    batches = []
+    for start in range(0, len(images) - 1, BATCH):
+        batch = batch_of(classifier, images[start : start + BATCH])
+        mix, _ = mix_batch(making, batch, generator(0, start))
+        batches.append((batch.images, replace(mix, at="image")))
+    return batches
+
+
+@torch.no_grad()
+def fluctuation(classifier: Classifier, images: Sequence[LabelledImage]) -> float:
+    """The root mean square of (own share that arrives - λ), for images that CutMix has mixed."""
+    aligned = Aligned(classifier.model)
+    batches = mixed_batches(classifier, images)
+    gaps = [aligned(mix.apply(images), mix.share)[1] - mix.lam for images, mix in batches]
+    return float(torch.cat(gaps).square().mean().sqrt())
 
 
 @torch.no_grad()

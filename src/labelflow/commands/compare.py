@@ -40,17 +40,16 @@ def compare(name: str, args: Sequence[str]) -> None:
 
 
 def _print(made: "Comparison") -> None:
-    from rich.console import Console
     from rich.table import Column, Table
 
-    from labelflow.comparison.page import HEAD, NOTE, cells_of
+    from labelflow.comparison.page import HEAD, cells_of, notes
+    from labelflow.engine.progress import table_console
 
     printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(HEAD)), box=None)
     for row in made.rows:
         printed.add_row(*cells_of(row))
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(printed)
-    print(f"\n{NOTE}")
+    table_console().print(printed)
+    print("", *notes(made.rows), sep="\n")
     if made.missing:
         print(f"\n{made.missing} cells are not finished; run the same command to continue.", file=sys.stderr)
     print(f"\n  look at it     {made.page}")

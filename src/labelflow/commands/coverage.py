@@ -19,11 +19,10 @@ def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = No
         write: A Markdown file for the table.
     """
     import timm
-    from rich.console import Console
     from rich.table import Table
 
     from labelflow.analysis import coverage as models
-    from labelflow.engine.progress import Counted
+    from labelflow.engine.progress import Counted, literal_console
 
     chosen = [name for pattern in patterns for name in timm.list_models(pattern)]
     names = list(dict.fromkeys(chosen)) if patterns else models.names_of_timm()
@@ -42,7 +41,7 @@ def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = No
     table = Table("timm.models", "names", "aligned", "kinds run", "the others", box=None)
     for row in models.table(found, tried):
         table.add_row(*map(str, row))
-    Console().print(table)
+    literal_console().print(table)
     failed = [result.name for result in tried.values() if not result.passed]
     if failed:
         raise ValueError(f"labels do not flow as they should, or change the logits, in {', '.join(failed)}")

@@ -56,9 +56,9 @@ def evaluate(
         print(json.dumps({**metrics, "classes": classes} if classes else metrics))
         return
     if classes:
-        from rich.console import Console
+        from labelflow.engine.progress import literal_console
 
-        Console(highlight=False).print(_table(classes))
+        literal_console().print(_table(classes))
     print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
 

@@ -11,8 +11,9 @@ def list_recipes(pattern: Positional[str] = "") -> None:
     Args:
         pattern: Only recipes whose names hold this.
     """
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from labelflow.engine.progress import table_console
 
     table = Table(Column("recipe", no_wrap=True), "what it is", "paper", "reported", box=None)
     for entry in ALL.values():
@@ -21,5 +22,4 @@ def list_recipes(pattern: Positional[str] = "") -> None:
             table.add_row(entry.name, entry.about, entry.paper, number)
     if not table.row_count:
         raise ValueError(f"no recipe's name holds {pattern!r}; labelflow list shows all")
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    table_console().print(table)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from labelflow.comparison.statistics import Row
+from labelflow.comparison.statistics import Row, half_width, seeds_for
 from labelflow.html import Interval, document, dot_plot, save, standalone, table
 from labelflow.html.chart import ticks
 
@@ -17,6 +17,28 @@ NOTE = (
     "one run. Memory is the largest of a training process; parameters are the model's, and those of a model beside it "
     "in training."
 )
+
+MANY = 5  # seeds, from which on intervals are about as wide as their spread
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the table's numbers are, and why intervals are wide where they are."""
+    gaps = [row.against_first for row in rows if row.against_first is not None]
+    fewest = min((gap.seeds for gap in gaps), default=MANY)
+    if fewest >= MANY:
+        return [NOTE]
+    if fewest == 1:
+        return [NOTE, "One seed has no interval, so nothing can be said of its difference: --seeds 0 1 2 3 4."]
+    deviation = max(gap.deviation for gap in gaps)
+    needed = seeds_for(1.0, deviation)
+    return [
+        NOTE,
+        f"The intervals are wide because {fewest} seeds say little about the spread between seeds: they reach "
+        f"{half_width(fewest):.1f} standard deviations of the differences to either side, and with {MANY} seeds "
+        f"{half_width(MANY):.1f}. The largest standard deviation here is {deviation:.1f} points (what one evaluation "
+        f"image adds, at least); to show a difference of 1 point would take "
+        f"{f'about {needed}' if needed else 'more than 100'} seeds.",
+    ]
 
 
 def cells_of(row: Row) -> list[str]:
@@ -71,7 +93,7 @@ def write_page(path: Path, title: str, facts: Sequence[str], rows: Sequence[Row]
     page = f"""<header><h1>{escape(title)}</h1>{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}</header>
 <main>
 <section><figure class="wide">{table(HEAD, [cells_of(row) for row in rows])}</figure>
-<p>{escape(NOTE)}</p></section>
+{"".join(f"<p>{escape(note)}</p>" for note in notes(rows))}</section>
 <section><h2>Seeds and spread</h2><figure class="plot">{plot(rows)}</figure></section>
 </main>"""
     save(path, document(title, page))

@@ -17,7 +17,7 @@ from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
 from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
-from labelflow.engine.progress import Counted
+from labelflow.engine.progress import Counted, duration
 from labelflow.engine.run import atomic_write
 from labelflow.html import Page
 from labelflow.process import is_launched, is_main_process
@@ -163,7 +163,7 @@ def _facts(options: Compare, made: Comparison) -> list[str]:
     facts = [
         f"{options.recipe.model} at {options.recipe.data.image_size} px, {training.epochs} epochs, batch "
         f"{training.batch}, learning rate {training.scaled_lr:g}, seeds {', '.join(map(str, options.seeds))}.",
-        f"{sum(row.seconds for row in made.rows) / 3600:.1f} hours of training.",
+        f"{duration(sum(row.seconds for row in made.rows))} of training.",
     ]
     versions = {result["code"] for result in made.cells}
     if len(versions) > 1:

@@ -18,6 +18,11 @@ class Difference:
     seeds: int
 
     @property
+    def deviation(self) -> float:
+        """The standard deviation of the differences, at least two."""
+        return (self.high - self.mean) / half_width(self.seeds)
+
+    @property
     def verdict(self) -> str:
         """better or worse only if the interval excludes 0."""
         if self.seeds < 2:
@@ -69,8 +74,22 @@ def difference(values: Sequence[float], step: float = 0.0) -> Difference | None:
     middle, count = mean(values), len(values)
     if count == 1:
         return Difference(middle, float("-inf"), float("inf"), 1)
-    reach = student_quantile(0.975, count - 1) * max(stdev(values), step) / sqrt(count)
+    reach = half_width(count) * max(stdev(values), step)
     return Difference(middle, middle - reach, middle + reach, count)
+
+
+def half_width(seeds: int) -> float:
+    """Of Student's 95 % interval, in standard deviations.
+
+    >>> [round(half_width(seeds), 2) for seeds in (2, 3, 5, 10)]
+    [8.98, 2.48, 1.24, 0.72]
+    """
+    return student_quantile(0.975, seeds - 1) / sqrt(seeds)
+
+
+def seeds_for(reach: float, deviation: float, most: int = 100) -> int | None:
+    """How many seeds make the interval reach no further than that to either side; None: more than `most`."""
+    return next((seeds for seeds in range(2, most + 1) if half_width(seeds) * deviation <= reach), None)
 
 
 def student_cdf(t: float, freedom: int) -> float:

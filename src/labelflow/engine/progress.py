@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal, plain lines elsewhere."""
+"""What is printed: the progress of a run, as a live bar in a terminal, as plain lines elsewhere; and tables."""
 
 import time
 from types import TracebackType
@@ -9,18 +9,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 
+def literal_console(**options: Any) -> Console:
+    """Prints names as they are: [brackets] and :colons: mean nothing in them."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def table_console() -> Console:
+    """As wide as a table may be: a terminal's width, or 160 letters."""
+    console = literal_console()
+    return console if console.is_terminal else literal_console(width=160)
+
+
 class Shown:
     """A context with a live bar in a terminal, and a plain line every few seconds elsewhere. quiet: show nothing (in
     processes other than the main one). aside: on stderr, where the bar goes when all is done; stdout is for data."""
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0, aside: bool = False) -> None:
-        self.console = Console(quiet=quiet, stderr=aside, highlight=False, soft_wrap=True)
+        self.console = literal_console(quiet=quiet, stderr=aside, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
         self.bar = Bar(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             disable=not self.live,
@@ -38,7 +49,7 @@ class Shown:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text)
 
     def now_and_then(self, text: str) -> None:
         """A plain line if there is no bar, at most every `seconds`."""
@@ -76,7 +87,7 @@ class Progress(Shown):
         )
         self.bar.update(self.training, text=text)
         left = (time.perf_counter() - self.since) / max(1, self.done - self.first) * (self.updates - self.done)
-        self.now_and_then(f"update {record['update']}/{self.updates}  {text}  {_duration(left)} left")
+        self.now_and_then(f"update {record['update']}/{self.updates}  {text}  {clock(left)} left")
 
     def evaluating(self, part: float) -> None:
         self.bar.update(self.evaluation, completed=part, visible=part < 1)
@@ -97,6 +108,7 @@ class Counted(Shown):
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
         self.done, self.worked = 0, 0  # in total, and by this process
+        self.spared = 0  # of what was planned
         self.since = self.last_line = time.perf_counter()
 
     def skip(self, count: int) -> None:
@@ -113,18 +125,45 @@ class Counted(Shown):
     def forgo(self, count: int) -> None:
         """So many need not be done after all."""
         self.total -= count
-        self.bar.update(self.task, total=self.total)
+        self.bar.update(self.task, total=self.expected)
+
+    def spare(self, count: int) -> None:
+        """So many turned out to be unnecessary, and of those to come probably as large a part."""
+        self.spared += count
+        self.forgo(count)
+
+    @property
+    def expected(self) -> int:
+        """The total, if as much of the rest is spared as so far."""
+        needed = self.worked / (self.worked + self.spared) if self.spared else 1.0
+        return self.done + round((self.total - self.done) * needed)
 
     def advance(self, count: int) -> None:
         self.worked += count
         self.done = min(self.total, self.done + count)
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
-        self.bar.update(self.task, completed=self.done, text=f"{rate:.1f} {self.things}/s")
-        left = _duration((self.total - self.done) / rate)
-        self.now_and_then(f"{self.what}  {self.done}/{self.total}  {rate:.1f} {self.things}/s  {left} left")
+        expected, speed = self.expected, f"{rate:.1f} {self.things}/s"
+        self.bar.update(self.task, completed=self.done, total=expected, text=speed)
+        left = ("about " if self.spared else "") + clock((expected - self.done) / rate)
+        self.now_and_then(f"{self.what}  {self.done}/{expected}  {speed}  {left} left")
 
 
-def _duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """
+    >>> clock(3725)
+    '1:02:05'
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def duration(seconds: float) -> str:
+    """In a unit that suits it.
+
+    >>> duration(38.2), duration(750), duration(12_400)
+    ('38 seconds', '12 minutes', '3.4 hours')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

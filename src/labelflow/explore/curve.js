@@ -1,7 +1,7 @@
 // The ratio curve: A's share after every layer and at the classifier, beside what each method would train on.
 
-const HEIGHT = 250, LEFT = 42, RIGHT = 124, TOP = 12, BOTTOM = 34;
-const GAP = 15; // between the lines of text at the right
+const HEIGHT = 260, LEFT = 46, RIGHT = 150, TOP = 12, BOTTOM = 36;
+const GAP = 18; // between the lines of text at the right
 const CLOSE = 14; // to the last number below
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
@@ -53,9 +53,11 @@ export function curve(answer, chosen, width) {
   }
   svg.append(element("text", { x: x(end) - 4, y: HEIGHT - BOTTOM + 18 }, "classifier"));
   svg.append(element("line", { class: "here", x1: x(chosen), x2: x(chosen), y1: TOP, y2: HEIGHT - BOTTOM }));
-  for (const [, value] of levels) {
-    svg.append(element("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
-  }
+  levels.forEach(([, value], place) => {
+    const group = element("g", { class: `level-${place}` });
+    group.append(element("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
+    svg.append(group);
+  });
   for (const [name, points] of Object.entries(lines)) {
     const group = element("g", { class: name });
     group.append(element("polyline", { class: "line", points: points.map(([at, value]) => `${x(at)},${y(value)}`).join(" ") }));
@@ -69,12 +71,14 @@ export function curve(answer, chosen, width) {
   const ends = [
     ["labels", "Labels (TL-Align)", lines.labels.at(-1)[1]],
     ["resemblance", "Resemblance", lines.resemblance.at(-1)[1]],
-    ...levels.map(([name, value]) => ["", name, value]),
+    ...levels.map(([name, value], place) => [`level-${place}`, name, value]),
   ];
-  const heights = apart(ends.map(([, , value]) => y(value) + 4));
-  ends.forEach(([kind, name], place) => {
+  const heights = apart(ends.map(([, , value]) => y(value) + 5));
+  ends.forEach(([kind, name, value], place) => {
     const group = element("g", { class: kind });
-    group.append(element("text", { class: kind && "name", x: width - RIGHT + 10, y: heights[place] }, name));
+    const from = kind === "resemblance" ? x(depth) : width - RIGHT; // where its line ends
+    group.append(element("path", { class: "leader", d: `M${from} ${y(value)}L${width - RIGHT + 14} ${heights[place] - 5}` }));
+    group.append(element("text", { class: "name", x: width - RIGHT + 18, y: heights[place] }, name));
     svg.append(group);
   });
   return svg;

@@ -19,12 +19,12 @@ def compute(request: FigureRequest) -> Data:
 
 
 def draw(data: Data) -> Figure:
-    figure, axes = new(1, 1, 5.4, 3.6)
+    figure, axes = new(1, 1, 7, 4.4)
     panel = axes[0, 0]
     models = list(dict.fromkeys(one.model for one in data.runs))
     for one in data.runs:
         panel.plot(one.value, one.top1, "o", color=colour(models.index(one.model)))
-        panel.annotate(shorten(one.run), (one.value, one.top1), (5, 3), textcoords="offset points", fontsize=7)
+    results.name_points(panel, data.runs, [shorten(one.run) for one in data.runs])
     panel.set_xlabel("parameters, millions")
     panel.set_ylabel("top-1 accuracy, %")
     panel.margins(0.15)

@@ -7,9 +7,9 @@ from PIL import Image
 from torch import Tensor
 
 from labelflow.analysis.samples import mixed_samples, overlay, photo
-from labelflow.figures.base import MAX_DRAWN, FigureRequest, new, picture, shorten
+from labelflow.figures.base import MAX_DRAWN, PAGE, FigureRequest, new, picture, shorten
 
-PAIRS, SHOWN = 3, 5  # rows, and layers in each
+PAIRS, SHOWN = 3, 4  # pairs, and layers of each
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,19 @@ def draw(data: Data) -> Figure:
     last = len(names) - 1
     chosen = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
     rows = data.rows[:MAX_DRAWN]
-    figure, axes = new(len(rows), 4 + len(chosen), 1.45, 1.7)
-    for row, line in zip(rows, axes, strict=True):
+    figure, axes = new(2 * len(rows), SHOWN, PAGE / SHOWN, 2.3)
+    for row, above, below in zip(rows, axes[::2], axes[1::2], strict=True):
         own, partner = row.names
         titles = [f"own: {own}", f"partner: {partner}", "mixed"]
-        for panel, image, title in zip(line, row.pictures, titles, strict=False):
-            picture(panel, image, shorten(title))
-        picture(line[3], overlay(row.before, row.pictures[2]), f"before: λ = {row.area:.2f}")
-        for panel, place in zip(line[4:], chosen, strict=True):
+        for panel, image, title in zip(above, row.pictures, titles, strict=False):
+            picture(panel, image, shorten(title, 24))
+        picture(above[3], overlay(row.before, row.pictures[2]), f"before: λ = {row.area:.2f}")
+        for panel in below[len(chosen) :]:
+            panel.set_axis_off()
+        for panel, place in zip(below, chosen, strict=False):
             arrives = f": {row.arrived:.2f}" if place == last else ""
             picture(panel, overlay(row.layers[names[place]], row.pictures[2]), f"layer {place + 1}{arrives}")
-    figure.suptitle(f"{data.name}, {data.mixer}: red is one's own, blue the partner's", fontsize=9)
+    figure.suptitle(f"{data.name}, {data.mixer}\nred is one's own, blue the partner's")
     return figure
 
 

@@ -56,13 +56,12 @@ def annotator_accuracy(store: Store, data: Settings) -> float:
 
 
 def draw(data: Data) -> Figure:
-    figure, axes = new(1, 1, 4.6, 3.4)
+    figure, axes = new(1, 1, 6.4, 4.4)
     panel = axes[0, 0]
-    for place, (one, annotator) in enumerate(zip(data.runs, data.annotators, strict=True)):
+    for place, one in enumerate(data.runs):
         panel.plot(one.value, one.top1, "o", ms=8, color=colour(place))
-        panel.annotate(
-            f"{one.run}\n{shorten(annotator)}", (one.value, one.top1), (7, -3), textcoords="offset points", fontsize=7
-        )
+    pairs = zip(data.runs, data.annotators, strict=True)
+    results.name_points(panel, data.runs, [f"{shorten(one.run)}\n{shorten(annotator)}" for one, annotator in pairs])
     panel.set_xlabel("how often the annotator is right, %")
     panel.set_ylabel("top-1 accuracy, %")
     panel.margins(0.25)

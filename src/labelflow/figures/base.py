@@ -19,9 +19,15 @@ from labelflow.engine.run import atomic_write
 
 MAX_IMAGES = 512  # of files, unless --count chooses some of them
 MAX_DRAWN = 16  # images that are drawn, where each takes a row or a column
+PAGE = 8.0  # inches: a figure as wide as a page's text, so that its own is about as large
+DPI = 110  # of PNGs
 COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
+LINES = ["-", "--", ":", "-."]
 STYLE: Any = {
-    "font.size": 9,
+    "font.size": 11,
+    "axes.titlesize": "medium",
+    "legend.fontsize": "medium",
+    "figure.titlesize": "medium",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -95,6 +101,11 @@ def colour(place: int) -> str:
     return COLOURS[place % len(COLOURS)]
 
 
+def look(place: int) -> dict[str, str]:
+    """How the line of the model at that index looks: the first 32 differ in colour or dashes."""
+    return {"color": colour(place), "ls": LINES[place // len(COLOURS) % len(LINES)]}
+
+
 def new(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, Any]:
     """A figure with panels of that size, in inches, and its axes as an array (rows, columns)."""
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
@@ -104,7 +115,7 @@ def new(rows: int, columns: int, width: float, height: float, **options: Any) ->
 def picture(panel: Axes, image: Image.Image | Tensor, title: str = "", **options: Any) -> None:
     """An image in a panel without axes."""
     panel.imshow(image.numpy() if isinstance(image, Tensor) else image, interpolation="nearest", **options)
-    panel.set_title(title, fontsize=8)
+    panel.set_title(title)
     panel.set_axis_off()
 
 
@@ -122,7 +133,7 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
     for path in paths[:2]:
         with styled(), atomic_write(path) as draft, open(draft, "wb") as file:
             metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(file, format=path.suffix[1:], dpi=130, metadata=metadata)
+            figure.savefig(file, format=path.suffix[1:], dpi=DPI, metadata=metadata)
     with atomic_write(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")

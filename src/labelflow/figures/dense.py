@@ -4,18 +4,18 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from PIL import Image
 from torch import Tensor
 
+from labelflow.analysis.drawn import OTHERS, Colour, class_colours
 from labelflow.analysis.images import images_of
 from labelflow.analysis.samples import photo
-from labelflow.figures.base import COLOURS, MAX_DRAWN, FigureRequest, new, picture, shorten
+from labelflow.figures.base import MAX_DRAWN, PAGE, FigureRequest, new, picture, shorten
 from labelflow.labels.annotation import place_logits
 
-IMAGES, NAMED = 4, 3  # images, and classes that have a colour of their own
+IMAGES, COLUMNS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,43 @@ def compute(request: FigureRequest) -> Data:
 
 def draw(data: Data) -> Figure:
     rows = data.rows[:MAX_DRAWN]
-    figure, axes = new(2, len(rows), 2.3, 2.5)
-    for row, (above, below) in zip(rows, axes.T, strict=True):
-        picture(above, row.picture, shorten(row.name))
-        shown = dict(zip(list(row.parts)[:NAMED], COLOURS, strict=False))
-        colours = torch.tensor([[to_rgb(shown.get(name, "#9e9e9e")) for name in line] for line in row.classes])
+    shown = {name: _fraction(own) for name, own in class_colours(_counts(rows)).items()}
+    columns = min(COLUMNS, len(rows))
+    blocks = -(-len(rows) // columns)
+    width, legend = PAGE / max(3, columns), 0.5 + 0.27 * -(-len(shown) // 3)  # inches
+    figure, axes = new(2 * blocks, columns, width, width + 0.1 + legend / (2 * blocks))
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for place, row in enumerate(rows):
+        block, column = divmod(place, columns)
+        above, below = axes[2 * block : 2 * block + 2, column]
+        picture(above, row.picture, shorten(row.name, 22))
+        grey = _fraction(OTHERS)
+        colours = torch.tensor([[shown.get(name, grey) for name in line] for line in row.classes])
         alpha = 0.25 + 0.65 * row.sureness.clamp(0, 1)
         picture(below, row.picture.convert("L"), cmap="gray", vmin=0, vmax=255)
         extent = (-0.5, row.picture.width - 0.5, row.picture.height - 0.5, -0.5)
         below.imshow(torch.cat([colours, alpha[..., None]], -1).numpy(), extent=extent, interpolation="nearest")
-        patches = [
-            Patch(color=colour, label=f"{shorten(name, 22)} {row.parts[name]:.0%}") for name, colour in shown.items()
-        ]
-        below.legend(handles=patches, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 0), handlelength=1)
-    figure.suptitle(f"{shorten(data.annotator)}: each cell's likeliest class, the stronger the surer", fontsize=9)
+    patches = [Patch(color=own, label=shorten(name, 22)) for name, own in shown.items()]
+    if len(_counts(rows)) > len(shown):
+        patches.append(Patch(color=_fraction(OTHERS), label="other classes"))
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, handlelength=1)
+    figure.suptitle(f"{shorten(data.annotator)}: each cell's likeliest class, the stronger the surer")
     return figure
+
+
+def _counts(rows: list[Row]) -> Counter[str]:
+    """How many cells of the figure each class has."""
+    return Counter(name for row in rows for line in row.classes for name in line)
+
+
+def _fraction(colour: Colour) -> tuple[float, ...]:
+    """As matplotlib wants it, from 0 to 1."""
+    return tuple(value / 255 for value in colour)
 
 
 def summary(data: Data) -> str:
     return "\n".join(
-        f"{row.name}: " + ", ".join(f"{name} {part:.0%}" for name, part in list(row.parts.items())[:NAMED])
+        f"{row.name}: " + ", ".join(f"{name} {part:.0%}" for name, part in list(row.parts.items())[:3])
         for row in data.rows
     )

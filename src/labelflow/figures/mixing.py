@@ -8,12 +8,12 @@ from PIL import Image
 
 from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.figures.base import FigureRequest, new, picture
+from labelflow.figures.base import PAGE, FigureRequest, new, picture, shorten
 from labelflow.mixers import make_mixer
 from labelflow.models.packaged import PACKAGES
 from labelflow.tokens import embedding_of
 
-COLUMNS = 6
+COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def patch_of(model: torch.nn.Module, size: int) -> int:
 
 
 def draw(data: Data) -> Figure:
-    titles = [f"own: {data.names[0]}", f"partner: {data.names[1]}"]
-    titles += [f"{name}, λ = {area:.2f}" for name, area in data.area.items()]
-    figure, axes = new(-(-len(titles) // COLUMNS), COLUMNS, 1.75, 1.95)
+    titles = [f"{whose}:\n{shorten(name, 22)}" for whose, name in zip(("own", "partner’s"), data.names, strict=True)]
+    titles += [f"{name},\nλ = {area:.2f}" for name, area in data.area.items()]
+    figure, axes = new(-(-len(titles) // COLUMNS), COLUMNS, PAGE / COLUMNS, 2.5)
     for panel in axes.flat:
         panel.set_axis_off()
     for panel, image, title in zip(axes.flat, data.pictures, titles, strict=False):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labelflow.analysis.images import pairs_of
 from labelflow.analysis.samples import draw_mix, photo
-from labelflow.figures.base import FigureRequest, new, picture
+from labelflow.figures.base import PAGE, FigureRequest, new, picture, shorten
 from labelflow.figures.mixing import patch_of
 from labelflow.mixers import make_mixer
 
@@ -44,12 +44,12 @@ def torn(share: Tensor) -> Tensor:
 
 
 def draw(data: Data) -> Figure:
-    figure, axes = new(1, 4, 2.4, 2.6)
+    figure, axes = new(1, 4, PAGE / 4, 2.5)
     for panel, image, title in zip(axes[0], data.pictures, data.names, strict=False):
-        picture(panel, image, title)
+        picture(panel, image, shorten(title, 22))
     for panel, image, (name, share) in zip(axes[0, 2:], data.pictures[2:], data.share.items(), strict=True):
         both = torn(share)
-        picture(panel, image, f"{name}: {int(both.sum())} of {both.numel()} patches hold both")
+        picture(panel, image, f"{name}: {int(both.sum())} of {both.numel()}\npatches hold both")
         height, width = image.height / data.grid[0], image.width / data.grid[1]
         for row in range(data.grid[0]):
             for column in range(data.grid[1]):

@@ -34,7 +34,7 @@ def participation_of(run: Run, recipe: Recipe) -> float:
 
 
 def draw(data: Data) -> Figure:
-    figure, axes = new(1, 1, 4.6, 3.4)
+    figure, axes = new(1, 1, 6.4, 4.4)
     panel = axes[0, 0]
     for place, model in enumerate(dict.fromkeys(one.model for one in data.runs)):
         own = sorted((one for one in data.runs if one.model == model), key=lambda one: one.value)
@@ -46,7 +46,7 @@ def draw(data: Data) -> Figure:
         panel.plot(rates, means, color=colour(place))
     panel.set_xlabel("tokens that take part, %")
     panel.set_ylabel("top-1 accuracy, %")
-    panel.legend(fontsize=8)
+    panel.legend()
     return figure
 
 

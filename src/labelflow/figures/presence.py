@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
@@ -12,9 +13,9 @@ from torch import Tensor
 from labelflow.analysis.images import images_of
 from labelflow.analysis.presence import presence
 from labelflow.analysis.samples import photo
-from labelflow.figures.base import FigureRequest, colour, picture, shorten
+from labelflow.figures.base import PAGE, FigureRequest, colour, look, picture, shorten
 
-IMAGES, SHOWN = 4, 6  # images that are averaged over, and maps that are drawn
+IMAGES, SHOWN = 4, 4  # images that are averaged over, and maps that are drawn
 BORDER = 6  # a kernel of 7 reaches 3 places, and what it does at the border as many more
 
 
@@ -62,35 +63,43 @@ def compute(request: FigureRequest) -> Data:
 
 
 def draw(data: Data) -> Figure:
-    figure = Figure(figsize=(11, 1.75 * len(data.rows) + 2.6), layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=[1.75 * len(data.rows), 2.6])
-    maps, curves = parts
-    axes = maps.subplots(len(data.rows), 1 + min(SHOWN, max(len(row.layers) for row in data.rows)), squeeze=False)
-    limits = {"vmin": 0, "vmax": 2, "cmap": "PuOr_r"}
-    for row, line in zip(data.rows, axes, strict=True):
-        picture(line[0], row.picture, shorten(row.name))
-        step = max(1, len(row.layers) - 1)
-        chosen = sorted({round(place * step / (SHOWN - 1)) for place in range(SHOWN)} & set(range(len(row.layers))))
-        for panel in line[1:]:
-            panel.set_axis_off()
-        for panel, place in zip(line[1:], chosen, strict=False):
-            layer = row.layers[place]
-            picture(panel, layer.map, f"layer {place + 1}: ±{layer.deviation:.2f}", **limits)
-    colours = figure.colorbar(axes[0, 1].images[0], ax=axes[:, -1], shrink=0.8)
-    colours.set_label("presence", fontsize=8)
+    heights = [*[1.95] * len(data.rows), 3.2]
+    figure = Figure(figsize=(PAGE, sum(heights)), layout="constrained")
+    *maps, curves = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for row, part in zip(data.rows, maps, strict=True):
+        _draw_maps(part, row)
     panel = curves.subplots()
     for number, row in enumerate(data.rows):
         places = range(1, 1 + len(row.layers))
-        panel.plot(places, [layer.median for layer in row.layers], color=colour(number), label=shorten(row.name))
+        panel.plot(places, [layer.median for layer in row.layers], **look(number), label=shorten(row.name, 40))
         low, high = ([getattr(layer, end) for layer in row.layers] for end in ("low", "high"))
         panel.fill_between(places, low, high, color=colour(number), alpha=0.2, lw=0)
     panel.axhline(1, color="black", lw=0.8, ls=":")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.set_xlabel("layer")
-    panel.set_ylabel("presence: median, 5 to 95 %")
+    panel.set_ylabel("presence:\nmedian, 5 to 95 %")
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize=8)
+    panel.legend()
     return figure
+
+
+def _draw_maps(part: Any, row: Row) -> None:
+    """An image and its presence in some layers. Dashes frame what lies out of the border's reach, where it is even."""
+    part.suptitle(row.name, x=0.01, ha="left")
+    axes = part.subplots(1, 1 + SHOWN)
+    picture(axes[0], row.picture, "image")
+    step = max(1, len(row.layers) - 1)
+    chosen = sorted({round(place * step / (SHOWN - 1)) for place in range(SHOWN)} & set(range(len(row.layers))))
+    for panel in axes[1:]:
+        panel.set_axis_off()
+    for panel, place in zip(axes[1:], chosen, strict=False):
+        layer = row.layers[place]
+        picture(panel, layer.map, f"layer {place + 1}: ±{layer.deviation:.2f}", vmin=0, vmax=2, cmap="PuOr_r")
+        if layer.inner is not None and layer.inner < layer.deviation / 10:
+            height, width = (side - 2 * BORDER for side in layer.map.shape)
+            corner = (BORDER - 0.5, BORDER - 0.5)
+            panel.add_patch(Rectangle(corner, width, height, fill=False, ls="--", lw=1.2))
+    part.colorbar(axes[1].images[0], ax=axes, ticks=[0, 1, 2], aspect=12)
 
 
 def summary(data: Data) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from labelflow.analysis.images import LabelledImage, pairs_of
 from labelflow.analysis.ratio import LayerRatio, dense_ratio, evidence_ratio, layer_ratios, method_ratios
 from labelflow.analysis.samples import draw_mix
 from labelflow.classifier import Classifier, load
-from labelflow.figures.base import COLOURS, FigureRequest, new
+from labelflow.figures.base import COLOURS, PAGE, FigureRequest
 from labelflow.mix import Mix
 from labelflow.mixers import make_mixer
 
@@ -165,42 +166,51 @@ def _correlation(one: Tensor, other: Tensor) -> float | None:
 
 def draw(data: Data) -> Figure:
     groups: list[tuple[str, Mapping[str, float | None]]] = [
-        ("distance from\nsimilarity", data.distance),
-        ("correlation with\nsimilarity", data.correlation),
+        ("distance from similarity", data.distance),
+        ("correlation with similarity", data.correlation),
     ]
     if data.truth_distance:
         groups += [
-            ("distance from\nthe visible objects", data.truth_distance),
-            ("correlation with\nthe visible objects", data.truth_correlation),
+            ("distance from the visible objects", data.truth_distance),
+            ("correlation with the visible objects", data.truth_correlation),
         ]
-    figure, axes = new(1, 1 + len(groups), 2.4, 3.4, width_ratios=[1.8, *[1] * len(groups)])
-    curve, places = axes[0, 0], range(1, 1 + len(data.layers))
-    curve.plot(places, data.similarity, "k.-", label="similarity (Eq. 13)")
-    curve.plot(places, data.aligned, ".-", color=LINES["TL-Align"], label="TL-Align")
-    for name, colour in LINES.items():
-        if name != "TL-Align":
-            curve.axhline(data.methods[name], color=colour, ls="--", label=name)
-    curve.set_ylim(0, 1)
-    curve.set_xlabel("layer")
-    curve.set_ylabel("own share of what the classifier reads")
-    curve.set_title(f"the pair whose label moves most, of {data.pairs}", fontsize=8)
-    curve.xaxis.set_major_locator(MaxNLocator(integer=True))
-    curve.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
-    for panel, (title, said) in zip(axes[0, 1:], groups, strict=True):
-        values = {name: value for name, value in said.items() if value is not None}
-        names = list(values)
-        panel.barh(
-            range(len(names)), [values[name] for name in names], color=[LINES.get(name, "#bdbdbd") for name in names]
-        )
-        for place, name in enumerate(names):
-            panel.text(max(values[name], 0), place, f" {values[name]:.2f}", va="center", fontsize=7)
-        panel.set_yticks(range(len(names)), names, fontsize=7)
-        panel.invert_yaxis()
-        panel.margins(x=0.25)
-        panel.set_title(title, fontsize=8)
-        panel.grid(visible=False, axis="y")
-    figure.suptitle(f"{data.name}, {data.pairs} pairs", fontsize=9)
+    rows = len(groups) // 2
+    figure = Figure(figsize=(PAGE, 3.2 + 2.5 * rows), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[3.2, 2.5 * rows])
+    _draw_curve(above.subplots(), data)
+    for panel, (title, said) in zip(below.subplots(rows, 2, squeeze=False).flat, groups, strict=True):
+        _draw_bars(panel, title, {name: value for name, value in said.items() if value is not None})
+    figure.suptitle(f"{data.name}, {data.pairs} pairs")
     return figure
+
+
+def _draw_curve(panel: Axes, data: Data) -> None:
+    """The pair that is shown, layer by layer."""
+    places = range(1, 1 + len(data.layers))
+    panel.plot(places, data.similarity, "k.-", label="similarity (Eq. 13)")
+    panel.plot(places, data.aligned, ".-", color=LINES["TL-Align"], label="TL-Align")
+    for (name, colour), dashes in zip(LINES.items(), ("--", "-.", ":"), strict=False):
+        panel.axhline(data.methods[name], color=colour, ls=dashes, lw=2, label=name)
+    panel.set_ylim(0, 1)
+    panel.set_xlabel("layer")
+    panel.set_ylabel("own share")
+    panel.set_title(f"what the classifier reads: the pair whose label moves most, of {data.pairs}")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _draw_bars(panel: Axes, title: str, values: Mapping[str, float]) -> None:
+    names = list(values)
+    panel.barh(
+        range(len(names)), [values[name] for name in names], color=[LINES.get(name, "#bdbdbd") for name in names]
+    )
+    for place, name in enumerate(names):
+        panel.text(max(values[name], 0), place, f" {values[name]:.2f}", va="center")
+    panel.set_yticks(range(len(names)), names)
+    panel.invert_yaxis()
+    panel.margins(x=0.25)
+    panel.set_title(title)
+    panel.grid(visible=False, axis="y")
 
 
 def summary(data: Data) -> str:

@@ -13,7 +13,7 @@ from labelflow.analysis.images import LabelledImage, images_of
 from labelflow.analysis.relevance import relevance, upsampled
 from labelflow.analysis.samples import likeliest, photo
 from labelflow.classifier import Classifier
-from labelflow.figures.base import MAX_DRAWN, FigureRequest, new, picture, shorten
+from labelflow.figures.base import MAX_DRAWN, PAGE, FigureRequest, new, picture, shorten
 
 IMAGES = 4
 
@@ -88,15 +88,17 @@ def _inside(values: Tensor, mask: Tensor) -> float:
 
 def draw(data: Data) -> Figure:
     top, rows = max(len(maps) for row in data.rows for maps in row.maps.values()), data.rows[:MAX_DRAWN]
-    figure, axes = new(len(rows), 1 + top * len(data.models), 1.7, 1.95)
+    columns = 1 + top * len(data.models)
+    width = max(1.6, min(2.2, PAGE / columns))  # wider than a page if there are more than five columns
+    figure, axes = new(len(rows), columns, width, width + 0.75)
     for row, line in zip(rows, axes, strict=True):
-        picture(line[0], row.picture, shorten(row.name, 24))
+        picture(line[0], row.picture, shorten(row.name, 18))
         panels = iter(line[1:])
         for model in data.models:
             for one in row.maps[model]:
-                lies = "" if one.inside is None else f", {one.inside:.0%} on it"
+                lies = "" if one.inside is None else f"\n{one.inside:.0%} on it"
                 heated = heat(one.values, row.picture)
-                picture(next(panels), heated, f"{shorten(model, 22)}\n{shorten(one.name, 18)} {one.chance:.0%}{lies}")
+                picture(next(panels), heated, f"{shorten(model, 18)}\n{shorten(one.name, 15)} {one.chance:.0%}{lies}")
     return figure
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.axes import Axes
+
 from labelflow.engine.run import Run
 from labelflow.tasks import Recipe
 from labelflow.tasks.recipe import read_recipe
@@ -33,6 +35,22 @@ def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float])
         name = Path(folder).resolve().name
         results.append(Result(name, recipe.model, top1, value(run, recipe)))
     return results
+
+
+def name_points(panel: Axes, results: Sequence[Result], names: Sequence[str]) -> None:
+    """Names beside their points, towards the middle; of those that share a place, every second goes below."""
+    middle = (min(one.value for one in results) + max(one.value for one in results)) / 2
+    for place, (one, name) in enumerate(zip(results, names, strict=True)):
+        near = sum(abs(one.top1 - other.top1) < 2 and one.value == other.value for other in results[:place])
+        right, below = one.value > middle, near % 2 == 1
+        panel.annotate(
+            name,
+            (one.value, one.top1),
+            (-7 if right else 7, -4 if below else 4),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top" if below else "bottom",
+        )
 
 
 def summary(results: Sequence[Result], head: str) -> str:

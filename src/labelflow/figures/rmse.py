@@ -1,25 +1,23 @@
 """How far the aligned label is from CutMix's λ, over models and over training (TL-Align, Figure 3)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from labelflow.analysis.images import images_of
-from labelflow.analysis.rmse import Rmse, alignment_rmse
-from labelflow.analysis.samples import batch_of
-from labelflow.chance import generator
+from labelflow.analysis.rmse import Rmse, alignment_rmse, mixed_batches
 from labelflow.classifier import Classifier, build
 from labelflow.engine.run import Run
-from labelflow.figures.base import FigureRequest, colour, new, shorten
+from labelflow.figures.base import PAGE, FigureRequest, colour, look, new, shorten
 from labelflow.mix import Mix
-from labelflow.mixers import make_mixer, mix_batch
 from labelflow.models.create import load_exactly
 from labelflow.tasks.recipe import read_recipe
 
-IMAGES, BATCH = 256, 64
+IMAGES = 256
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,8 @@ class Data:
 def compute(request: FigureRequest) -> Data:
     rows, images = [], 0
     for classifier in request.load():
-        batches = _batches(classifier, request)
+        found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
+        batches = mixed_batches(classifier, found, request.mixer)
         images = sum(len(batch) for batch, _ in batches)
         rows.append(_row(classifier, batches, request))
     return Data(images, request.mixer, rows)
@@ -81,45 +80,29 @@ def _epoch(run: Run, update: int) -> float:
     return update / max(1, run.config()["samples"] // read_recipe(run).training.batch)
 
 
-def _batches(classifier: Classifier, request: FigureRequest) -> list[tuple[Tensor, Mix]]:
-    """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
-    found = images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier))
-    if len(found) < 2:
-        raise ValueError("to mix, there must be at least two images")
-    mixer = make_mixer(request.mixer)
-    batches = []
-    for start in range(0, len(found) - 1, BATCH):
-        batch = batch_of(classifier, found[start : start + BATCH])
-        mix, _ = mix_batch(mixer, batch, generator(0, start))
-        batches.append((batch.images, replace(mix, at="image")))
-    return batches
-
-
 def draw(data: Data) -> Figure:
     curves = [row for row in data.rows if row.training]
-    figure, axes = new(1, 1 + bool(curves), 4.6, 0.9 + max(2.2, 0.32 * len(data.rows)))
+    figure, axes = new(1, 1 + bool(curves), PAGE / 2 if curves else 6.0, 1.1 + max(2.4, 0.5 * len(data.rows)))
     bars, places = axes[0, 0], range(len(data.rows))
-    bars.barh(places, [row.now.tl_align for row in data.rows], color=colour(0), height=0.5, label="now")
-    first = next((row for row in data.rows if row.random), None)
+    bars.barh(places, [row.now.tl_align for row in data.rows], color=colour(0), height=0.5)
     for place, row in zip(places, data.rows, strict=True):
-        bars.text(row.now.tl_align, place, f" {row.now.tl_align:.3f}", va="center", fontsize=8)
+        bars.text(row.now.tl_align, place, f" {row.now.tl_align:.3f}", va="center")
         if row.random:
-            label = "random weights" if row is first else None
-            bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2, label=label)
-    bars.set_yticks(places, [f"{shorten(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows], fontsize=8)
+            bars.plot([row.random.tl_align] * 2, [place - 0.3, place + 0.3], color="black", lw=2)
+    bars.set_yticks(places, [f"{shorten(row.name)}\n{row.parameters / 1e6:.2g} M" for row in data.rows])
     bars.set_ylim(len(data.rows) - 0.3, -0.7)  # the first on top
-    bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images")
+    random = "\nblack: with random weights" if any(row.random for row in data.rows) else ""
+    bars.set_xlabel(f"RMSE of (aligned share - λ), {data.images} images{random}")
+    bars.xaxis.set_major_locator(MaxNLocator(4))
     bars.grid(visible=False, axis="y")
-    bars.margins(x=0.15)
-    if first:
-        bars.legend(loc="best", fontsize=8)
+    bars.margins(x=0.3)
     if curves:
         for place, row in enumerate(curves):
-            axes[0, 1].plot(*zip(*row.training, strict=True), color=colour(place), marker=".", label=shorten(row.name))
+            axes[0, 1].plot(*zip(*row.training, strict=True), **look(place), marker=".", label=shorten(row.name))
         axes[0, 1].set_xlabel("epoch (0: random weights)")
         axes[0, 1].set_ylabel("RMSE")
         axes[0, 1].set_ylim(bottom=0)
-        axes[0, 1].legend(fontsize=8)
+        axes[0, 1].legend()
     return figure
 
 

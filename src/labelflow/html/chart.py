@@ -10,13 +10,14 @@ from html import escape
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 360, 210
-LEFT, RIGHT, TOP, BOTTOM = 48, 350, 30, 178  # the edges of the plot, in the chart
+WIDTH, HEIGHT = 330, 220  # about as wide as a page shows it, so that its text is as large as the page's
+LEFT, RIGHT, TOP, BOTTOM = 58, 318, 36, 176  # the edges of the plot, in the chart
 MAX_POINTS = 400  # of a line
-LETTER = 6.1  # approximate width of a letter
+LETTER, LINE = 7.4, 20  # approximate width of a letter, and the height of a line of text
 COLOURS = ("#0b7f86", "#c2570c", "#7a4fc0", "#5f7a13", "#b3267a", "#7d6a55")  # --line-0 to --line-5 of style.css
-STYLE = """text { fill: #5d646d; font: 11px system-ui, sans-serif; } circle { fill: currentColor; }
-.title { font-weight: 600; fill: #1c1f23; font-size: 12px; } polyline { stroke-width: 1.8; stroke-linejoin: round; }
+DASHES = ("", "8 4", "3 3", "9 3 2 3", "14 4", "2 4 8 4")
+STYLE = """text { fill: #5d646d; font: 14px system-ui, sans-serif; } circle { fill: currentColor; }
+.title { font-weight: 600; fill: #1c1f23; } polyline, .swatch { stroke-width: 2; stroke-linejoin: round; }
 .rule { stroke: #e3e5e8; } .reference { color: #5d646d; }
 .spread { stroke: currentColor; stroke-width: 2; opacity: .55; }
 """ + "".join(f".line-{index} {{ color: {colour}; }}\n" for index, colour in enumerate(COLOURS))
@@ -28,6 +29,33 @@ def standalone(svg: str) -> str:
     return opening.replace(">", f"><style>{STYLE}</style>", 1)
 
 
+def look(index: int) -> str:
+    """The attributes of a line: a colour and dashes, which differ for the first 36.
+
+    >>> look(0), look(7)
+    ('class="line-0"', 'class="line-1" stroke-dasharray="3 3"')
+    """
+    dashes = DASHES[(index + index // len(COLOURS)) % len(DASHES)]
+    return f'class="line-{index % len(COLOURS)}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+
+
+def swatch(index: int, x: float, y: float) -> str:
+    """A piece of the line at that index, 24 wide."""
+    return f'<g {look(index)}><path class="swatch" d="M{x:.1f} {y:.1f}h24" stroke="currentColor"/></g>'
+
+
+def keys(names: Sequence[str], width: float, left: float = 0.0) -> tuple[list[str], int]:
+    """A legend of so many lines, from the top of an <svg>, and how many they are."""
+    parts, x, line = [], left, 0
+    for index, name in enumerate(names):
+        wide = 30 + LETTER * len(name)
+        if x + wide > width and x > left:
+            x, line = left, line + 1
+        parts += [swatch(index, x, 10 + LINE * line), _text(x + 30, 15 + LINE * line, name, "start")]
+        x += wide + 12
+    return parts, line + 1
+
+
 def line_chart(
     title: str,
     lines: Mapping[str, Sequence[Point]],
@@ -37,7 +65,7 @@ def line_chart(
     reach: float | None = None,
     reference: Sequence[Point] = (),
 ) -> str:
-    """An <svg> of lines over epochs (or `across`), each with its name and last value. Line i has the class `line-i`.
+    """An <svg> of lines over epochs (or `across`), each with its name and last value. Line i looks like `look(i)`.
 
     Points that are not finite are dropped, and so are lines without points. legend: False where the page has one.
     reach: minimum upper end of the y axis. reference: a line to compare with, of the class `reference`.
@@ -54,38 +82,35 @@ def line_chart(
     highest = max(values) if reach is None else max(reach, *values)
     marks = ticks(min(0.0, *values) if from_zero else min(values), highest)
     last = max(epochs) or 1.0
+    named = [f"{name} {number(points[-1][1])}" for name, points in drawn.items()] if legend else []
+    parts, lines_of_text = keys(named, WIDTH, left=8)
+    top = TOP + LINE * (lines_of_text - 1) if legend else TOP - LINE
 
     def place(epoch: float, value: float) -> tuple[float, float]:
         across, up = epoch / last, (value - marks[0]) / (marks[-1] - marks[0])
-        return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - TOP)
+        return LEFT + across * (RIGHT - LEFT), BOTTOM - up * (BOTTOM - top)
 
-    parts = []
     for mark in marks:
         _, y = place(0, mark)
         parts.append(f'<path class="rule" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
-        parts.append(_text(LEFT - 6, y + 4, number(mark), "end"))
+        parts.append(_text(LEFT - 6, y + 5, number(mark), "end"))
     for mark in ticks(0, last):
         x, _ = place(mark, marks[0])
         if x <= RIGHT + 0.1:
-            parts.append(_text(x, BOTTOM + 15, number(mark), "middle"))
-    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 3, across, "middle"))
+            parts.append(_text(x, BOTTOM + 18, number(mark), "middle"))
+    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, across, "middle"))
 
     if reference:
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in reference)
-        parts.append(f'<polyline class="reference" points="{path}" fill="none" stroke="currentColor"/>')
-    start = float(LEFT)
-    for index, (name, points) in enumerate(drawn.items()):
+        dashes = 'stroke="currentColor" stroke-dasharray="1 4"'
+        parts.append(f'<polyline class="reference" points="{path}" fill="none" {dashes}/>')
+    for index, points in enumerate(drawn.values()):
         path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
         x, y = place(*points[-1])
         parts.append(
-            f'<g class="line-{index}"><polyline points="{path}" fill="none" stroke="currentColor"/>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
-            + (f'<circle cx="{start + 4:.1f}" cy="10" r="4"/></g>' if legend else "</g>")
+            f'<g {look(index)}><polyline points="{path}" fill="none" stroke="currentColor"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/></g>'
         )
-        if legend:
-            label = f"{name} {number(points[-1][1])}"
-            parts.append(_text(start + 12, 14, label, "start"))
-            start += 28 + LETTER * len(label)
     ends = ", ".join(f"{name} ends at {number(points[-1][1])}" for name, points in drawn.items())
     return _svg(f"{title}, {across} up to {number(last)}: {ends}", parts)
 
@@ -109,7 +134,7 @@ def dot_plot(rows: Sequence[Interval], axis: str, marks: Sequence[float], margin
     marks: where the axis has its ticks; what lies beyond the first and the last is drawn there. margins: for the names
     on the left and the notes on the right.
     """
-    left, top, step = margins[0], 14, 24
+    left, top, step = max([margins[0], *(round(LETTER * len(row.name)) + 14 for row in rows)]), 14, 26
     right, bottom = left + 410, top + step * len(rows)
 
     def across(value: float) -> float:
@@ -118,21 +143,21 @@ def dot_plot(rows: Sequence[Interval], axis: str, marks: Sequence[float], margin
     parts = []
     for mark in marks:
         parts.append(f'<path class="rule" d="M{across(mark):.1f} {top}V{bottom}"/>')
-        parts.append(_text(across(mark), bottom + 16, number(mark), "middle"))
-    parts.append(_text((left + right) / 2, bottom + 32, axis, "middle"))
+        parts.append(_text(across(mark), bottom + 18, number(mark), "middle"))
+    parts.append(_text((left + right) / 2, bottom + 38, axis, "middle"))
     for index, row in enumerate(rows):
         y = top + step * (index + 0.5)
         low, middle, high = map(across, (row.low, row.middle, row.high))
-        parts.append(_text(left - 8, y + 4, row.name, "end"))
+        parts.append(_text(left - 8, y + 5, row.name, "end"))
         parts.append(f'<g class="line-{row.colour}"><path class="spread" d="M{low:.1f} {y}H{high:.1f}')
         parts.append(f'M{middle:.1f} {y - 7}v14"/>' if row.points else '"/>')
         dots, radius = (row.points, 3) if row.points else ([row.middle], 4)
         parts += [f'<circle cx="{across(value):.1f}" cy="{y}" r="{radius}"/>' for value in dots]
         parts.append("</g>")
         if row.note:
-            parts.append(_text(right + 8, y + 4, row.note, "start"))
+            parts.append(_text(right + 8, y + 5, row.note, "start"))
     label = "; ".join(f"{row.name} {row.note or number(row.middle)}" for row in rows)
-    return _svg(f"{axis}: {label}", parts, (right + margins[1], bottom + 40))
+    return _svg(f"{axis}: {label}", parts, (right + margins[1], bottom + 46))
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from PIL import Image
 
 from labelflow.engine.run import atomic_write
+from labelflow.html.chart import swatch
 
 
-def document(title: str, body: str, style: str = "") -> str:
-    """A complete page; `style` is added to the style sheet of all pages."""
-    shared = Path(__file__).with_name("style.css").read_text()
+def document(title: str, body: str) -> str:
+    """A complete page, in the style of all pages."""
+    style = Path(__file__).with_name("style.css").read_text()
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -22,7 +23,7 @@ def document(title: str, body: str, style: str = "") -> str:
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)} – labelflow</title>
 <style>
-{shared}{style}</style>
+{style}</style>
 </head>
 <body>
 {body}
@@ -49,8 +50,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "")
 
 
 def legend(names: Sequence[str]) -> str:
-    """The colours of the lines of all charts on a page."""
-    entries = "".join(f'<li class="line-{index}">{escape(name)}</li>' for index, name in enumerate(names))
+    """The lines of all charts on a page."""
+    entries = "".join(
+        f'<li><svg viewBox="0 0 24 10" aria-hidden="true">{swatch(index, 0, 5)}</svg>{escape(name)}</li>'
+        for index, name in enumerate(names)
+    )
     return f'<ul class="legend">{entries}</ul>'
 
 

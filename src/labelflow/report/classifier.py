@@ -3,7 +3,9 @@
 import io
 from html import escape
 
+from labelflow.analysis.images import evaluation_data, images_of
 from labelflow.analysis.label_maps import label_picture
+from labelflow.analysis.rmse import fluctuation
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.classifier import Classifier, load
 from labelflow.data import Data, Preprocessing, Stream, open_source
@@ -26,7 +28,7 @@ FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seco
     "presence": (
         1,
         "How much each token contributes to the output of a layer (Eq. 2 of TL-Align); 1 is the "
-        "average. Attention makes it uneven, which is why labels have to follow.",
+        "average. Attention that has been trained makes it uneven, which is why labels have to follow.",
     ),
     "relevance": (
         3,
@@ -36,11 +38,15 @@ FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seco
 }
 
 
-TOP_1 = Measured(
-    "top1",
-    "top-1",
-    {"Top-1 accuracy, %": "top1", "Top-5 accuracy, %": "top5", "Evaluation loss": "loss"},
-)
+INCH = 92  # pixels of the page: the figures' text is then as large as the page's
+MOVED_IMAGES = 32  # that the fluctuation is measured on
+LITTLE = 0.01  # a fluctuation as of a model that has hardly been trained
+
+
+def measured(classes: int) -> Measured:
+    """Of a classifier; top-5 says something only of more than five classes."""
+    top5 = {"Top-5 accuracy, %": "top5"} if classes > 5 else {}
+    return Measured("top1", "top-1", {"Top-1 accuracy, %": "top1", **top5, "Evaluation loss": "loss"})
 
 
 def classifier_page(run: Run) -> str:
@@ -54,12 +60,13 @@ def classifier_page(run: Run) -> str:
     if classifier:
         figures = "".join(_figure(name, classifier) for name in FIGURES_SHOWN) + _dense_labels(recipe.data)
     sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
-    return make_page(run, recipe.title, sections, TOP_1)
+    return make_page(run, recipe.title, sections, measured(len(run.read("model.json")["classes"])))
 
 
 def _figure(name: str, classifier: Classifier) -> str:
     """A figure of the papers, or the reason why it is missing."""
     from labelflow.figures import FIGURES, FigureRequest, styled  # which brings matplotlib
+    from labelflow.figures.base import DPI
 
     count, about = FIGURES_SHOWN[name]
     try:
@@ -70,10 +77,12 @@ def _figure(name: str, classifier: Classifier) -> str:
         )
     with styled():
         drawn = io.BytesIO()
-        FIGURES[name].draw(data).savefig(drawn, format="png", dpi=110)
+        figure = FIGURES[name].draw(data)
+        figure.savefig(drawn, format="png", dpi=DPI)
+    width = round(INCH * figure.get_size_inches()[0])
     summary = escape(FIGURES[name].summary(data))
     return f"""<section><h2>{name.capitalize()}</h2><p>{about}</p>
-<img src="{data_uri(drawn.getvalue())}" alt="{summary}" class="figure">
+<div class="scroll"><img src="{data_uri(drawn.getvalue())}" alt="{summary}" width="{width}" class="figure"></div>
 <pre>{summary}</pre></section>"""
 
 
@@ -88,9 +97,9 @@ def _dense_labels(data: Data) -> str:
     except (ValueError, OSError) as error:
         return f"<section><h2>Dense labels</h2><p>Not available: {escape(str(error))}.</p></section>"
     return f"""<section><h2>Dense labels</h2><p>Training images, and the annotator's label maps: each cell has
-the colour of its most likely class, stronger where it is more certain.</p>
-<img src="{data_uri(picture, "JPEG")}" width="{picture.width}"
-alt="Training images beside their label maps" style="max-width:100%"></section>"""
+the colour of its most likely class, stronger where it is more certain. A class has the same colour everywhere.</p>
+<div class="scroll"><img src="{data_uri(picture, "JPEG")}" width="{picture.width}" class="figure"
+alt="Training images beside their label maps"></div></section>"""
 
 
 def _samples(classifier: Classifier, recipe: Recipe) -> str:
@@ -98,13 +107,30 @@ def _samples(classifier: Classifier, recipe: Recipe) -> str:
     if isinstance(make_mixer(mixer), NoMix):
         mixer, note = "cutmix", " (the recipe itself mixes nothing)"
     figures = "".join(_sample(sample, classifier.preprocessing) for sample in mixed_samples(classifier, mixer))
+    images = images_of(classifier, MOVED_IMAGES, (), evaluation_data(classifier))
     return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
 fifth of one are skipped. Before alignment, the label of a token says what its patch shows:
 <b class="own">one’s own image</b> or <b class="partner">the partner’s</b>. But attention moves information from token
 to token. After alignment, the labels have moved along, through all blocks of the model, and the label that reaches the
 classifier is the one that TL-Align trains on.</p>
+<p>{_moved(fluctuation(classifier, images), len(images))}</p>
 <p class="scale"><span>own</span><i></i><span>partner’s</span></p>
 {figures}"""
+
+
+def _moved(rmse: float, images: int) -> str:
+    """How far labels have moved, and what to expect of that."""
+    said = (
+        f"Over {images} images mixed by CutMix, what arrives differs from the area λ by {rmse:.3f} (root mean square)."
+    )
+    if rmse >= LITTLE:
+        return said
+    return (
+        f"<b>Little has moved yet.</b> {said} That is to be expected early in training: attention is still even, so "
+        "every token takes a little of all others, and before and after say nearly the same. Once attention has "
+        "learned where to look, expect 0.05 to 0.1: the share that arrives then follows what is to be seen of the "
+        "objects, not the area. The maps stay pale either way, since every block averages over many tokens."
+    )
 
 
 def _sample(sample: Sample, colours: Preprocessing) -> str:

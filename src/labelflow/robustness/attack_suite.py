@@ -128,18 +128,18 @@ class AttackSuite:
         self, victim: nn.Module, attacks: Named, clean: Batch, keys: list[int], outcomes: Outcomes, progress: Counted
     ) -> None:
         """Adds the outcomes for a batch."""
-        most = len(keys) * most_passes(attacks, len(self.dataset.classes))
+        most = most_passes(attacks, len(self.dataset.classes))  # of an image, within one radius
         alive = [row for row, key in enumerate(keys) if outcomes[0].get(key) != UNREADABLE]
         for ball, own in zip(self.balls.values(), outcomes, strict=True):
             before = progress.worked
             new = [row for row in alive if keys[row] not in own]
+            progress.spare(most * (len(keys) - len(new)))  # those that fell in smaller balls
             if new:
                 part = clean.at(torch.tensor(new, device=clean.labels.device))
-                fallen = run_attacks(victim, attacks, part, ball, progress.advance).fallen.tolist()
+                fallen = run_attacks(victim, attacks, part, ball, progress.advance, progress.spare).fallen.tolist()
                 own |= {keys[row]: outcome for row, outcome in zip(new, fallen, strict=True)}
             alive = [row for row in alive if own[keys[row]] == SURVIVES]  # the others fall in larger balls, too
             self.evaluator.attack_passes += progress.worked - before
-            progress.forgo(most - (progress.worked - before))  # fallen images save the rest
 
     def _fallen(self, outcomes: Outcomes) -> ndarray:
         """(R, n), without unreadable images"""

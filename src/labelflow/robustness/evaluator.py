@@ -36,7 +36,8 @@ class Evaluator:
     quiet: bool = False
     samples: int = 0  # images of each data set; 0: all
     evaluated: int = field(default=0, init=False)  # images that passed through a model
-    cached: int = field(default=0, init=False)  # images whose predictions, or outcomes of attacks, were cached
+    cached: int = field(default=0, init=False)  # images whose predictions, or outcomes of attacks, were cached before
+    written: set[Path] = field(default_factory=set, init=False)  # by this evaluator
     attack_passes: int = field(default=0, init=False)  # forward passes of attacks
 
     def predict(
@@ -49,9 +50,13 @@ class Evaluator:
                 progress.say(f"{dataset.name}: hashing {len(dataset.source)} images")
             paths = {(model, one): self._path(model, dataset, one) for model in self.models for one in perturbations}
             missing = [pair for pair, path in paths.items() if read_arrays(path) is None]
-            done = total - sum(perturbation.levels * len(dataset.source) for _, perturbation in missing)
-            (progress.skip if missing else progress.pass_over)(done)
-            self.cached += done
+            passes = {pair: pair[1].levels * len(dataset.source) for pair in paths}
+            done = total - sum(passes[pair] for pair in missing)
+            now = sum(passes[pair] for pair, path in paths.items() if path in self.written)
+            progress.pass_over(now)
+            (progress.skip if missing else progress.pass_over)(done - now)
+            self.cached += done - now
+            self.written |= {paths[pair] for pair in missing}
             unreadable = Unreadable(self.skip_unreadable, progress.say)
             for preprocessing in dict.fromkeys(model.preprocessing for model, _ in missing):
                 alike = [pair for pair in missing if pair[0].preprocessing == preprocessing]

@@ -8,13 +8,8 @@ from PIL import Image
 
 from labelflow.classifier import Classifier
 from labelflow.html import data_uri, document, legend, line_chart, save, standalone, table
-from labelflow.html.chart import HEIGHT, WIDTH
+from labelflow.html.chart import HEIGHT, LINE, WIDTH, keys
 from labelflow.robustness.results import Chart, Metric, Section, Strip, format_value
-
-DASHES = """.line-1 polyline { stroke-dasharray: 8 3; } .line-2 polyline { stroke-dasharray: 4 3; }
-.line-3 polyline { stroke-dasharray: 8 3 2 3; } .line-4 polyline { stroke-dasharray: 12 3; }
-.line-5 polyline { stroke-dasharray: 2 2; } .reference { stroke-dasharray: 2 3; }
-"""  # tell overlapping lines apart
 
 
 def write_page(path: Path, models: Sequence[Classifier], sections: Sequence[Section], facts: Sequence[str]) -> None:
@@ -25,7 +20,7 @@ def write_page(path: Path, models: Sequence[Classifier], sections: Sequence[Sect
 <main><section><h2>Summary</h2>{_table(names, {section.title: section.metrics for section in sections})}</section>
 {"".join(_section(names, section) for section in sections if section.charts or section.details or section.notes)}
 </main>"""
-    save(path, document("Robustness", body, DASHES))
+    save(path, document("Robustness", body))
 
 
 def _section(names: Sequence[str], section: Section) -> str:
@@ -75,19 +70,16 @@ def _svg(chart: Chart) -> str:
 
 def write_svg(path: Path, names: Sequence[str], charts: Sequence[Chart], columns: int = 3) -> None:
     """All charts in one file."""
-    title, head = 28, 26
-    rows = -(-len(charts) // columns)
-    width, height = min(columns, len(charts)) * WIDTH, head + rows * (HEIGHT + title)
-    parts, start = [], 10.0
-    for at, name in enumerate(names):
-        parts.append(f'<g class="line-{at}"><circle cx="{start}" cy="12" r="4"/></g>')
-        parts.append(f'<text x="{start + 8}" y="16">{escape(name)}</text>')
-        start += 34 + 6.5 * len(name)
+    title, rows = 28, -(-len(charts) // columns)
+    width = min(columns, len(charts)) * WIDTH
+    parts, lines = keys(names, width, left=10)
+    head = 6 + LINE * lines
+    height = head + rows * (HEIGHT + title)
     for at, chart in enumerate(charts):
         x, y = at % columns * WIDTH, head + at // columns * (HEIGHT + title)
         parts.append(f'<text class="title" x="{x + 10}" y="{y + 22}">{escape(chart.title)}</text>')
         place = f'<svg x="{x}" y="{y + title}" width="{WIDTH}" height="{HEIGHT}" '
         parts.append(_svg(chart).replace("<svg ", place, 1))
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    background = f'<style>{DASHES}</style><rect width="100%" height="100%" fill="#fff"/>'
+    background = '<rect width="100%" height="100%" fill="#fff"/>'
     save(path, standalone(f"<svg {size}>{background}{''.join(parts)}</svg>\n"))

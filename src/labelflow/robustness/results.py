@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from numpy import ndarray
-from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from labelflow.classifier import Classifier
+from labelflow.engine.progress import literal_console, table_console
 from labelflow.engine.run import atomic_write
 from labelflow.html import Point
 
@@ -80,14 +81,13 @@ def format_value(value: float) -> str:
 def print_table(models: Sequence[Classifier], sections: Sequence[Section]) -> None:
     table = Table("", *(Column(model.name, justify="right") for model in models), box=None)
     for section in sections:
-        table.add_row(f"[bold]{section.title}")
+        table.add_row(Text(section.title, "bold"))
         for metric in section.metrics:
             table.add_row(f"  {metric.title}", *map(format_value, metric.values))
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(width=160, highlight=False)).print(table)
+    table_console().print(table)
     for section in sections:
         for note in section.notes:
-            console.print(f"{section.title}: {note}", soft_wrap=True, markup=False)
+            literal_console().print(f"{section.title}: {note}", soft_wrap=True)
 
 
 def as_json(models: Sequence[Classifier], sections: Sequence[Section], settings: dict[str, Any]) -> dict[str, Any]:

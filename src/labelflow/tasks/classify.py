@@ -65,11 +65,12 @@ class Evaluation:
         return measure(student(batch.images).logits.float(), batch)
 
     def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """Accuracies in percent, and the mean loss."""
+        """Accuracies in percent, and the mean loss; top-5 only where there are more than five classes."""
         samples = float(sums["samples"])
         if not samples:
             raise ValueError("there are no samples to evaluate on")
-        percent = {name: 100 * float(sums[name]) / samples for name in ("top1", "top5")}
+        shown = ("top1", "top5") if len(self.eval_source.classes) > 5 else ("top1",)
+        percent = {name: 100 * float(sums[name]) / samples for name in shown}
         return {**percent, "loss": float(sums["loss"]) / samples}
 
     def details(self) -> Details:

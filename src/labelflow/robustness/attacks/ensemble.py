@@ -65,11 +65,13 @@ def run_attacks(
     batch: Batch,
     ball: Ball,
     tick: Callable[[int], None] = lambda passes: None,
+    spare: Callable[[int], None] = lambda passes: None,
 ) -> Outcome:
     """Which attack each image falls to first. The model maps images in [0, 1] to logits, and runs in eval mode.
 
     An image has fallen if the model is wrong on the moved image, in a forward pass of its own after the attack.
-    tick: called with the number of forward passes of an image, in total at most `most_passes` for each.
+    tick: called with the number of forward passes of an image, in total at most `most_passes` for each. spare: with the
+    number that fallen images save, as soon as that is known; both together make `most_passes`.
 
     >>> model = lambda images: torch.stack([images.mean((1, 2, 3)), 1 - images.mean((1, 2, 3))], 1)
     >>> grey = Batch(torch.full((2, 3, 8, 8), 0.55), torch.tensor([0, 1]), keys=[0, 1])
@@ -85,12 +87,17 @@ def run_attacks(
             raise ValueError(f"labels must be from 0 to {classes - 1} for this model, not {batch.labels.tolist()}")
         fallen = torch.where(logits.argmax(1) == batch.labels, SURVIVES, WRONG_BEFORE)
         images = batch.images.clone()
+        planned = len(fallen) * most_passes(attacks, classes)
         for number, (_, attack) in enumerate(attacks, 1):
             rows = (fallen == SURVIVES).nonzero()[:, 0]
+            left = len(rows) * (most_passes(attacks[number - 1 :], classes) - FORWARD)
+            spare(planned - victim.passes - left)
+            planned = victim.passes + left
             if len(rows):
                 moved = attack(victim, batch.at(rows), ball)
                 wrong = victim.logits(moved).argmax(1) != batch.labels[rows]
                 fallen[rows[wrong]], images[rows[wrong]] = number, moved[wrong]
+        spare(planned - victim.passes)
     return Outcome(fallen, images)
 
 

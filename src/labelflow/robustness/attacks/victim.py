@@ -62,7 +62,7 @@ class Victim:
     """A model from images in [0, 1] to logits. `tick` is called with each cost, in forward passes of an image."""
 
     def __init__(self, model: Callable[[Tensor], Tensor], tick: Callable[[int], None] = lambda cost: None) -> None:
-        self.model, self.tick = model, tick
+        self.model, self.tick, self.passes = model, tick, 0
 
     def logits(self, images: Tensor) -> Tensor:
         """(B, C), without a gradient."""
@@ -86,6 +86,7 @@ class Victim:
             raise ValueError(f"an attack needs logits of at least two classes, (B, C); the model's: {logits.shape}")
         if not logits.isfinite().all():
             raise ValueError("the model's logits are not finite (NaN or infinite), so it cannot be attacked")
+        self.passes += cost * len(images)
         self.tick(cost * len(images))
         return logits
 
