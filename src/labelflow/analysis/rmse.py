@@ -32,7 +32,7 @@ class Rmse:
 
 
 def mixed_batches(
-    classifier: Classifier, images: Sequence[LabelledImage], mixer: str = "cutmix(alpha=1.0, per_sample=True)"
+    classifier: Classifier, images: Sequence[LabelledImage], mixer: str = "cutmix(alpha=1.0, per='sample')"
 ) -> list[tuple[Tensor, Mix]]:
     """Images, and how they are mixed: each draw has a box of its own for every image, where the mixer can do that."""
     if len(images) < 2:

@@ -79,9 +79,9 @@ def _counts(rows: list[Row]) -> Counter[str]:
     return Counter(name for row in rows for line in row.classes for name in line)
 
 
-def _fraction(colour: Colour) -> tuple[float, ...]:
-    """As matplotlib wants it, from 0 to 1."""
-    return tuple(value / 255 for value in colour)
+def _fraction(colour: Colour) -> tuple[float, float, float]:
+    red, green, blue = (part / 255 for part in colour)
+    return red, green, blue
 
 
 def summary(data: Data) -> str:
