@@ -1,6 +1,7 @@
 """What is printed: times left that are true, durations, names as they are."""
 
 import pytest
+from rich.console import Console as Rich
 from rich.table import Table
 
 from labelflow.engine import progress
@@ -80,3 +81,34 @@ def test_aside_is_not_where_data_is_printed(capsys: pytest.CaptureFixture[str]) 
         assert (told.out if aside else told.err) == ""
         assert lines[0].startswith("reading  2/4  ")
         assert lines[1] == "[one] was skipped"
+
+
+def test_a_notebook_has_one_line_that_is_written_again(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten steps, one displayed line; the last state stays. What is said is plain text beside it."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, content: dict[str, str], raw: bool) -> None:
+            shown.append(content["text/plain"])
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        shown.append(content["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(progress, "Console", lambda **options: Rich(**{**options, "force_jupyter": not options}))
+    with Counted("reading", "images", 10) as counted:
+        for _ in range(10):
+            time.now += 0.2
+            counted.advance(1)
+        counted.say("[one] was skipped")
+    assert shown[-1].startswith("reading  10/10  ")
+    assert 2 <= len(shown) <= 6  # twice a second, and the end
+    assert capsys.readouterr().out == "[one] was skipped\n"
+    shown.clear()
+    with Counted("reading", "images", 10, quiet=True) as counted:
+        time.now += 1
+        counted.advance(10)
+    assert not shown

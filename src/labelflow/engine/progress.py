@@ -1,4 +1,5 @@
-"""What is printed: the progress of a run, as a live bar in a terminal, as plain lines elsewhere; and tables."""
+"""What is printed: the progress of a run, as a live bar in a terminal, as a line that is written again in a notebook,
+as plain lines elsewhere; and tables."""
 
 import time
 from types import TracebackType
@@ -10,8 +11,8 @@ from rich.progress import Progress as Bar
 
 
 def literal_console(**options: Any) -> Console:
-    """Prints names as they are: [brackets] and :colons: mean nothing in them."""
-    return Console(highlight=False, markup=False, emoji=False, **options)
+    """Prints names as they are: [brackets] and :colons: mean nothing in them. A notebook gets plain text, too."""
+    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False, **options)
 
 
 def table_console() -> Console:
@@ -21,12 +22,13 @@ def table_console() -> Console:
 
 
 class Shown:
-    """A context with a live bar in a terminal, and a plain line every few seconds elsewhere. quiet: show nothing (in
+    """A context with a live bar in a terminal, and a line every few seconds elsewhere. quiet: show nothing (in
     processes other than the main one). aside: on stderr, where the bar goes when all is done; stdout is for data."""
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0, aside: bool = False) -> None:
         self.console = literal_console(quiet=quiet, stderr=aside, soft_wrap=True)
         self.live = self.console.is_terminal and not quiet
+        self.notebook = NotebookLine() if Console().is_jupyter and not quiet else None
         self.bar = Bar(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),
@@ -47,15 +49,41 @@ class Shown:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+        if self.notebook:
+            self.notebook.show()
 
     def say(self, text: str) -> None:
         self.console.print(text)
 
     def now_and_then(self, text: str) -> None:
-        """A plain line if there is no bar, at most every `seconds`."""
-        if not self.live and time.perf_counter() - self.last_line > self.seconds:
+        """A line if there is no bar, at most every `seconds`."""
+        if self.notebook:
+            self.notebook.write(text)
+        elif not self.live and time.perf_counter() - self.last_line > self.seconds:
             self.last_line = time.perf_counter()
             self.say(text)
+
+
+class NotebookLine:
+    """A line of a cell's output that is written again and again, twice a second at most."""
+
+    def __init__(self) -> None:
+        self.text, self.since = "", 0.0
+        self.handle: Any = None  # IPython's, of what is displayed
+
+    def write(self, text: str) -> None:
+        self.text = text
+        if time.perf_counter() - self.since > 0.5:
+            self.since = time.perf_counter()
+            self.show()
+
+    def show(self) -> None:
+        from IPython.display import display
+
+        if self.handle:
+            self.handle.update({"text/plain": self.text}, raw=True)
+        elif self.text:
+            self.handle = display({"text/plain": self.text}, raw=True, display_id=True)
 
 
 class Progress(Shown):
