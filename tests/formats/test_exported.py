@@ -146,6 +146,7 @@ def test_the_card(exported: dict[str, Exported], runs: Path, photos: Path) -> No
             "  - epochs: 2",
             "  - target: tl_align",
             f"  - top-1: {top1:.2f} %",
+            "  - top-5: ",
             "  - mean: (0.3, 0.4, 0.5)",
             "- **Classes:** 10: barred square, barred triangle, ",
         ):

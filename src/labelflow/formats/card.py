@@ -66,10 +66,9 @@ def _metrics(run: Run, weights: str) -> dict[str, str]:
         return {}
     prefix = "ema_" if "ema_top1" in evaluations[-1] else ""
     best = max(evaluations, key=lambda line: line[f"{prefix}top1"])
-    found = {name: best[f"{prefix}{name}"] for name in ("top1", "top5", "loss")}
+    shown = {"top-1": "top1", "top-5": "top5"} if run.config()["num_classes"] > 5 else {"top-1": "top1"}
     return {
-        "top-1": f"{found['top1']:.2f} %",
-        "top-5": f"{found['top5']:.2f} %",
-        "loss": f"{found['loss']:.4f}",
+        **{name: f"{best[f'{prefix}{key}']:.2f} %" for name, key in shown.items()},
+        "loss": f"{best[f'{prefix}loss']:.4f}",
         "epoch": f"{best['epoch']:g}, chosen as the best of {len(evaluations)} evaluations on these same images",
     }
