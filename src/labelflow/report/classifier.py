@@ -60,7 +60,7 @@ def classifier_page(run: Run) -> str:
     if classifier:
         figures = "".join(_figure(name, classifier) for name in FIGURES_SHOWN) + _dense_labels(recipe.data)
     sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
-    return make_page(run, recipe.title, sections, measured(len(run.read("model.json")["classes"])))
+    return make_page(run, recipe.title, sections, measured(len(run.config()["label_names"])))
 
 
 def _figure(name: str, classifier: Classifier) -> str:
