@@ -286,6 +286,8 @@ class TestFolders:
     def test_evaluation_at_another_size(self, tmp_path: Path) -> None:
         train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
         assert evaluate_run(tmp_path / "run", image_size=48).keys() == {"top1", "top5", "loss"}
+        with pytest.raises(ValueError, match="--image-size 40 or 48"):
+            evaluate_run(tmp_path / "run", image_size=45)
 
     def test_a_checkpoint_of_another_model(self, tmp_path: Path) -> None:
         train_run(TINY.change(epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
