@@ -56,10 +56,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 def test_names_are_printed_as_they_are(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copytree(runs / "plain", tmp_path / "a[bold]b [/x]")
-    assert run(tmp_path / "a[bold]b [/x]", "--suite", "clean", "--samples", 4, "--out", tmp_path / "out") == 0
+    copytree(runs / "plain", tmp_path / "a[bold]b [red]")
+    assert run(tmp_path / "a[bold]b [red]", "--suite", "clean", "--samples", 4, "--out", tmp_path / "out") == 0
     out = capsys.readouterr().out
-    assert "a[bold]b [/x]" in out
+    assert "a[bold]b [red]" in out
     assert "done before" not in out
     assert "from the cache" not in out
 
@@ -96,7 +96,7 @@ def test_two_models_side_by_side(runs: Path, tmp_path: Path, capsys: pytest.Capt
     assert "mCE" not in corrupted["metrics"]  # which needs ImageNet
     page = (tmp_path / "out" / "robust.html").read_text()
     assert not re.search(r"https?:|@import|<link|<script|url\(", page)
-    assert page.count("<svg") == 19 + 4  # of each corruption, too
+    assert page.count("<svg") == 19 + 4 + 2  # of each corruption, too; and two models in the legend
     assert page.count("data:image/png") == 4 + 10 + 20 + 7  # of corruptions, occlusion and shuffling
     drawn = (tmp_path / "out" / "robust.svg").read_text()
     assert drawn.count("<svg") == 20

@@ -79,9 +79,10 @@ def _counts(rows: list[Row]) -> Counter[str]:
     return Counter(name for row in rows for line in row.classes for name in line)
 
 
-def _fraction(colour: Colour) -> tuple[float, ...]:
+def _fraction(colour: Colour) -> tuple[float, float, float]:
     """As matplotlib wants it, from 0 to 1."""
-    return tuple(value / 255 for value in colour)
+    red, green, blue = colour
+    return red / 255, green / 255, blue / 255
 
 
 def summary(data: Data) -> str:

@@ -5,6 +5,7 @@ Distances are root mean squares over pairs and layers; correlations are Pearson'
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -176,7 +177,8 @@ def draw(data: Data) -> Figure:
         ]
     rows = len(groups) // 2
     figure = Figure(figsize=(PAGE, 3.2 + 2.5 * rows), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[3.2, 2.5 * rows])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[3.2, 2.5 * rows])
+    above, below = parts
     _draw_curve(above.subplots(), data)
     for panel, (title, said) in zip(below.subplots(rows, 2, squeeze=False).flat, groups, strict=True):
         _draw_bars(panel, title, {name: value for name, value in said.items() if value is not None})
