@@ -80,8 +80,9 @@ def _counts(rows: list[Row]) -> Counter[str]:
 
 
 def _fraction(colour: Colour) -> tuple[float, float, float]:
-    red, green, blue = (part / 255 for part in colour)
-    return red, green, blue
+    """As matplotlib wants it, from 0 to 1."""
+    red, green, blue = colour
+    return red / 255, green / 255, blue / 255
 
 
 def summary(data: Data) -> str:
