@@ -53,6 +53,18 @@ def test_the_time_left_is_of_what_will_be_needed(time: Clock, capsys: pytest.Cap
         assert "about 0:00:16 left" in capsys.readouterr().out
 
 
+def test_what_is_under_way_counts_in_full(time: Clock) -> None:
+    """An image that has survived so far will probably survive; only of the others a part is spared."""
+    with Counted("attacks", "passes", 2_000, quiet=True) as counted:
+        counted.begin(1_000)
+        time.now = 1.0
+        counted.advance(100)
+        counted.spare(300)  # 600 of those begun are left, and 1,000 others, of which 100 / 400 are needed
+        assert counted.expected == 100 + 600 + 250
+        counted.advance(600)
+        assert counted.expected == 700 + 1_000 * 700 // 1_000
+
+
 def test_what_was_done_before_says_nothing_about_the_rest(time: Clock) -> None:
     with Counted("attacks", "passes", 1_000, quiet=True) as counted:
         counted.forgo(500)

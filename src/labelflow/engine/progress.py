@@ -136,7 +136,7 @@ class Counted(Shown):
         self.task = self.bar.add_task(what, total=total, text="")
         self.what, self.things, self.total = what, things, total
         self.done, self.worked = 0, 0  # in total, and by this process
-        self.spared = 0  # of what was planned
+        self.spared, self.begun = 0, 0  # of what was planned: what proved unnecessary, and what is under way
         self.since = self.last_line = time.perf_counter()
 
     def skip(self, count: int) -> None:
@@ -155,19 +155,26 @@ class Counted(Shown):
         self.total -= count
         self.bar.update(self.task, total=self.expected)
 
+    def begin(self, count: int) -> None:
+        """So many are under way: all of them count, until they are spared."""
+        self.begun += count
+
     def spare(self, count: int) -> None:
-        """So many turned out to be unnecessary, and of those to come probably as large a part."""
+        """So many turned out to be unnecessary, and of those not begun probably as large a part."""
         self.spared += count
+        self.begun = max(0, self.begun - count)
         self.forgo(count)
 
     @property
     def expected(self) -> int:
-        """The total, if as much of the rest is spared as so far."""
+        """The total, if of what has not begun as much is spared as so far."""
         needed = self.worked / (self.worked + self.spared) if self.spared else 1.0
-        return self.done + round((self.total - self.done) * needed)
+        left = self.total - self.done
+        return self.done + min(left, self.begun) + round(max(0, left - self.begun) * needed)
 
     def advance(self, count: int) -> None:
         self.worked += count
+        self.begun = max(0, self.begun - count)
         self.done = min(self.total, self.done + count)
         rate = max(self.worked, 1e-9) / (time.perf_counter() - self.since)
         expected, speed = self.expected, f"{rate:.1f} {self.things}/s"

@@ -134,6 +134,7 @@ class AttackSuite:
             before = progress.worked
             new = [row for row in alive if keys[row] not in own]
             progress.spare(most * (len(keys) - len(new)))  # those that fell in smaller balls
+            progress.begin(most * len(new))
             if new:
                 part = clean.at(torch.tensor(new, device=clean.labels.device))
                 fallen = run_attacks(victim, attacks, part, ball, progress.advance, progress.spare).fallen.tolist()
