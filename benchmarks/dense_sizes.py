@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 def segmenter_costs(name: str) -> Costs:
     recipe = SEGMENTERS[name].recipe
     with torch.device("meta"), torch.no_grad():
-        model = build_segmenter(recipe, {"model": recipe.backbone, "classes": range(150)}).eval()
+        model = build_segmenter(recipe, {"model": recipe.backbone, "label_names": range(150)}).eval()
         with FlopCounterMode(display=False) as counter:
             model(torch.empty(1, 3, 512, 2048))
     return _costs(model, counter)
@@ -56,7 +56,7 @@ def segmenter_costs(name: str) -> Costs:
 def detector_costs(name: str) -> Costs:
     recipe = DETECTORS[name].recipe
     with torch.device("meta"), torch.no_grad():
-        model = build_detector(recipe, {"model": recipe.backbone, "classes": range(80)}).eval()
+        model = build_detector(recipe, {"model": recipe.backbone, "label_names": range(80)}).eval()
         with FlopCounterMode(display=False) as counter:
             model.rpn.head(list(model.backbone(torch.empty(1, 3, 800, 1280)).values()))
             for stage in model.roi_heads.stages:

@@ -8,6 +8,7 @@ import pandas
 import pytest
 
 import labelflow as lf
+from labelflow.api import TrainedRun
 from labelflow.cli import main
 from labelflow.recipes import find
 
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> lf.api.TrainedRun:
+def run(folder: Path) -> TrainedRun:
     return lf.train("quickstart", data=WORLD, out=folder / "run", quiet=True, **TINY)
 
 
@@ -37,7 +38,7 @@ def as_options() -> list[str]:
     return [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_training_is_what_the_command_line_trains(run: lf.api.TrainedRun, tmp_path: Path) -> None:
+def test_training_is_what_the_command_line_trains(run: TrainedRun, tmp_path: Path) -> None:
     assert main(["train", "quickstart", "--data", WORLD, "--out", str(tmp_path / "run"), *as_options()]) == 0
     mine = json.loads((run.folder / "recipe.json").read_text())
     assert mine == json.loads((tmp_path / "run" / "recipe.json").read_text())
@@ -46,7 +47,7 @@ def test_training_is_what_the_command_line_trains(run: lf.api.TrainedRun, tmp_pa
     assert run.metrics == {name: last[name] for name in ("top1", "top5", "loss")}
 
 
-def test_a_run_has_what_a_notebook_wants(run: lf.api.TrainedRun) -> None:
+def test_a_run_has_what_a_notebook_wants(run: TrainedRun) -> None:
     assert len(run.classifier.classes) == 10
     assert run.classifier.folder == run.folder
     table = run.to_pandas()
@@ -57,13 +58,13 @@ def test_a_run_has_what_a_notebook_wants(run: lf.api.TrainedRun) -> None:
     assert '"' not in page.split('srcdoc="')[1].split('" style=')[0]  # the page cannot end its own frame
 
 
-def test_a_recipe_may_be_an_object(run: lf.api.TrainedRun, tmp_path: Path) -> None:
+def test_a_recipe_may_be_an_object(run: TrainedRun, tmp_path: Path) -> None:
     recipe = find("quickstart").recipe.change(source=WORLD, **TINY)
     again = lf.train(recipe, out=tmp_path / "run", quiet=True)
     assert again.metrics == run.metrics
 
 
-def test_quiet_prints_nothing(folder: Path, run: lf.api.TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(folder: Path, run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
     again = lf.train("quickstart", data=WORLD, out=run.folder, resume=True, quiet=True, **TINY)
     assert again.metrics == run.metrics
     lf.annotate(WORLD, run.folder, folder / "quiet_labels", workers=0, quiet=True)
@@ -89,7 +90,7 @@ def test_comparing(folder: Path) -> None:
     assert times == {path: path.stat().st_mtime_ns for path in made.folder.glob("runs/*/metrics.jsonl")}
 
 
-def test_robustness(folder: Path, run: lf.api.TrainedRun) -> None:
+def test_robustness(folder: Path, run: TrainedRun) -> None:
     found = lf.robust([run.folder], suite=["clean", "shuffle"], out=folder / "robust", workers=0, quiet=True)
     table = found.to_pandas()
     assert list(dict.fromkeys(table["suite"])) == ["clean", "shuffle"]
@@ -100,7 +101,7 @@ def test_robustness(folder: Path, run: lf.api.TrainedRun) -> None:
     assert saved["suites"].keys() == {"clean", "shuffle"}
 
 
-def test_settings_of_a_suite_need_no_prefix(folder: Path, run: lf.api.TrainedRun) -> None:
+def test_settings_of_a_suite_need_no_prefix(folder: Path, run: TrainedRun) -> None:
     found = lf.robust(
         run.folder, suite="attack", out=folder / "attacked", attacks=("fgsm",), attack_samples=4, workers=0, quiet=True
     )
@@ -108,19 +109,19 @@ def test_settings_of_a_suite_need_no_prefix(folder: Path, run: lf.api.TrainedRun
     assert any("fgsm" in row["metric"].lower() for row in found.records)
 
 
-def test_annotating(folder: Path, run: lf.api.TrainedRun) -> None:
+def test_annotating(folder: Path, run: TrainedRun) -> None:
     store = lf.annotate(WORLD, run.folder, folder / "labels", top=3, workers=0, quiet=True)
     assert len(store) == 64
     assert store.manifest.grid == (4, 4)
     assert store.manifest.k == 3
 
 
-def test_a_page_that_is_not_there_is_not_shown(run: lf.api.TrainedRun, tmp_path: Path) -> None:
+def test_a_page_that_is_not_there_is_not_shown(run: TrainedRun, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        lf.api.TrainedRun(tmp_path, {})._repr_html_()
+        TrainedRun(tmp_path, {})._repr_html_()
 
 
-def test_rows_without_pandas(run: lf.api.TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_pandas(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match="pip install pandas"):
         run.to_pandas()
@@ -151,5 +152,5 @@ def test_bad_input_is_one_line_and_leaves_nothing(call: object, message: str, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_data_frames_are_pandas(run: lf.api.TrainedRun) -> None:
+def test_data_frames_are_pandas(run: TrainedRun) -> None:
     assert isinstance(run.to_pandas(), pandas.DataFrame)

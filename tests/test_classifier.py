@@ -20,8 +20,9 @@ from families import FAMILIES, SOME
 from helpers import sharpen
 from labelflow import classifier as module
 from labelflow.analysis.images import evaluation_data, images_of
-from labelflow.classifier import Classifier, load, timm_config, title, wordnet_names
+from labelflow.classifier import Classifier, load, timm_config
 from labelflow.data import Data, Preprocessing, open_source
+from labelflow.data.imagenet import title, wordnet_names
 from labelflow.engine.run import Run
 from labelflow.labels.annotation import annotator_transform
 from labelflow.recipes import find

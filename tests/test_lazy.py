@@ -17,7 +17,18 @@ from labelflow.spec import build
 from labelflow.targets import TARGETS
 from labelflow.tasks.recipe import KINDS
 
-PACKAGES = ["", ".data", ".engine", ".figures", ".labels", ".mixers", ".robust", ".targets", ".tasks"]
+PACKAGES = [
+    "",
+    ".comparison",
+    ".data",
+    ".engine",
+    ".figures",
+    ".labels",
+    ".mixers",
+    ".robustness",
+    ".targets",
+    ".tasks",
+]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

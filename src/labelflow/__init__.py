@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import exports
 
 if TYPE_CHECKING:
-    from labelflow import adapters, api, flow, mixers, models, tokens
+    from labelflow import adapters, flow, mixers, models, tokens
     from labelflow.align import Aligned, Output, Student
     from labelflow.api import annotate, compare, robust, train
     from labelflow.classifier import Classifier, load
@@ -64,7 +64,6 @@ __all__ = [
     "TokenMix",
     "adapters",
     "annotate",
-    "api",
     "compare",
     "export",
     "flow",

@@ -1,8 +1,8 @@
 """The words of the command line in Python: `train`, `annotate`, `compare`, `robust`. Each returns an object that a
 notebook shows as a page, and that has its numbers as rows and as a data frame.
 
->>> run = labelflow.train("small_vit_tl_align", data="my/photos", epochs=20)    # doctest: +SKIP
->>> run.metrics["top1"], run.classifier.predict("a.jpg")                        # doctest: +SKIP
+    run = labelflow.train("small_vit_tl_align", data="my/photos", epochs=20)
+    run.metrics["top1"], run.classifier.predict("a.jpg")
 """
 
 from collections.abc import Sequence

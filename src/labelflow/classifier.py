@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from labelflow.data.folder import shorten
+from labelflow.data.imagenet import title, wordnet_names
 from labelflow.data.pictures import Images, Pictures, collate_pictures, list_images
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.engine.run import CONFIG, Run
@@ -269,35 +270,3 @@ def weights_key(model: nn.Module) -> str:
         found.update(f"{name} {tuple(tensor.shape)}".encode())
         found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-@cache
-def _imagenet() -> ImageNetInfo:
-    return ImageNetInfo()
-
-
-@cache
-def imagenet_classes() -> tuple[str, ...]:
-    """WordNet's numbers of the thousand classes, in the order of every ImageNet model."""
-    return tuple(_imagenet().label_names())
-
-
-def wordnet_names(classes: Sequence[str]) -> tuple[str, ...]:
-    """ImageNet's thousand classes under WordNet's numbers, where they come as descriptions ("tench, Tinca tinca", as
-    Hugging Face has them) or as numbers (WebDataset); others as they are."""
-    if len(classes) == len(imagenet_classes()):
-        described = zip(classes, _imagenet().label_descriptions(), strict=True)
-        alike = sum(own.lower() == other.lower() for own, other in described)  # some differ here and there
-        if alike > 0.95 * len(classes) or list(classes) == [str(place) for place in range(len(classes))]:
-            return imagenet_classes()
-    return tuple(classes)
-
-
-def title(name: str) -> str:
-    """What people call a class: ImageNet's have WordNet's numbers.
-
-    >>> title("n01440764"), title("my cats")
-    ('tench', 'my cats')
-    """
-    known = name[1:].isdigit() and name in imagenet_classes()
-    return _imagenet().label_name_to_description(name).split(",")[0] if known else name

@@ -170,7 +170,7 @@ def test_unreadable_images_stop_it_or_are_left_out(photos: list[str], capsys: py
     for allowed in ("0", "1"):
         command = ["predict", MODEL, "photos", "--skip-unreadable", allowed, "--out", "new/found.csv"]
         assert main(command) == 2
-        assert "--skip-unreadable N" in capsys.readouterr().err.splitlines()[-1]
+        assert "--skip-unreadable 2" in capsys.readouterr().err.splitlines()[-1]
         assert not Path("new").exists()
     assert main(["predict", MODEL, "photos", "--skip-unreadable", "2", "--format", "jsonl", "--batch", "2"]) == 0
     told = capsys.readouterr()

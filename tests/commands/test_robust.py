@@ -13,9 +13,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from golden_corruptions.make import write_textures
-from labelflow.classifier import imagenet_classes
 from labelflow.cli import main
 from labelflow.data import Data, World
+from labelflow.data.imagenet import imagenet_classes
 from labelflow.engine import Training
 from labelflow.robustness import datasets
 from labelflow.robustness.attacks import ATTACKS

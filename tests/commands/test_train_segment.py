@@ -58,7 +58,6 @@ REFUSED: list[tuple[Callable[[Path], object], list[str], str]] = [
     (lambda data: None, ["--micro-batch", "1"], "choose a --micro-batch of 2 or more"),
     (lambda data: None, ["--batch", "8", "--micro-batch", "8"], "a batch of 8 is larger than the 4 training samples"),
     (lambda data: None, ["--crop", "0"], "crop, short ≤ long, must be at least 1"),
-    (lambda data: None, ["--warmup-updates", "2"], "a warm-up of 2 updates is not shorter than the run (2)"),
     (lambda data: None, ["--window", "16", "--stride", "24"], "a stride must not leave gaps"),
     (lambda data: None, ["--backbone", "vit_tiny_patch16_224(depth=2)"], "four levels need at least four blocks"),
 ]

@@ -64,7 +64,7 @@ def test_names_and_contents(photos: Path) -> None:
     assert [one.name for one in read[:4]] == [str(photos / "1.png")] * 2 + ["image 2", "image 3"]
     assert torch.equal(read[0].seen, read[1].seen)
     assert torch.equal(read[3].seen, torch.ones(3, 4, 4))
-    assert read[4].problem.startswith(f"{photos / 'bad.png'}: ")
+    assert str(read[4].problem).startswith(f"{photos / 'bad.png'}: ")
     batch = collate_pictures(read)
     assert batch.seen.shape == (4, 3, 4, 4)
     assert batch.names == [one.name for one in read[:4]]

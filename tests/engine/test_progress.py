@@ -111,6 +111,7 @@ def test_a_notebook_has_one_line_that_is_written_again(
 
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(progress, "Console", lambda **options: Rich(**{**options, "force_jupyter": not options}))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter's kernel does: it is no terminal all the same
     with Counted("reading", "images", 10) as counted:
         for _ in range(10):
             time.now += 0.2

@@ -104,12 +104,12 @@ def test_without_labelflow(
         assert "import labelflow.models" in (runs / "lvvit" / "timm" / "README.md").read_text()
     predictions, told = (alone[0] | alone[1])[key]
     classifier, files = lf.load(runs / name), sorted((photos / "val").rglob("*.png"))
-    assert predictions == [likeliest[0][0] for likeliest in classifier.predict(files, top=1)]
+    assert predictions == [one.label for one in classifier.predict(files, top=1)]
     right = [prediction == file.parent.name for prediction, file in zip(predictions, files, strict=True)]
     assert 100 * sum(right) / len(right) == evaluate_run(runs / name)["top1"]
     path = exported[key].path
     image = (path if path.is_dir() else path.parent) / "image.jpg"
-    assert told == classifier.predict([image], top=1)[0][0][0]
+    assert told == classifier.predict(image, top=1)[0].label
 
 
 def test_what_was_compared(exported: dict[str, Exported], runs: Path) -> None:

@@ -349,7 +349,7 @@ def test_mistakes_are_told_in_a_line(
     )
     torch.save(timm.create_model("convnext_atto", num_classes=2).state_dict(), tmp_path / "atto.pt")
     small = ["--model", "convnext_atto", "--weights", tmp_path / "atto.pt", "--image-size", 16]
-    assert "gives no scores per location for images of 16 pixels" in refused(capsys, "annotate", photos, *small, *out)
+    assert "does not take images of 16×16 pixels" in refused(capsys, "annotate", photos, *small, *out)
     assert not (tmp_path / "out").exists()
 
 

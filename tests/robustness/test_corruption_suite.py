@@ -9,7 +9,7 @@ from numpy.random import default_rng
 from PIL import Image
 
 from labelflow.chance import seed_of
-from labelflow.classifier import imagenet_classes
+from labelflow.data.imagenet import imagenet_classes
 from labelflow.robustness.corruption_error import ALEXNET
 from labelflow.robustness.corruption_suite import Corruption, CorruptionSuite
 from labelflow.robustness.corruptions import corrupt

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform
 
-from labelflow.classifier import imagenet_classes, wordnet_names
+from labelflow.data.imagenet import imagenet_classes, wordnet_names
 from labelflow.robustness.cache import Predictions
 from labelflow.robustness.evaluator import Evaluator
 from labelflow.robustness.models import load_models

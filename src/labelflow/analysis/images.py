@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from labelflow.chance import generator
-from labelflow.classifier import Classifier, title, wordnet_names
+from labelflow.classifier import Classifier
 from labelflow.data import Data, Stream, open_source
+from labelflow.data.imagenet import title, wordnet_names
 from labelflow.data.images import read_or_refuse
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Draw, Views

@@ -12,9 +12,9 @@ from numpy import ndarray
 from PIL import Image, ImageDraw
 
 from labelflow.analysis.drawn import FONT, LINE, OTHERS, Colour, beside, class_colours, fitting, with_legend
-from labelflow.classifier import title
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry
+from labelflow.data.imagenet import title
 from labelflow.labels import Store, label_view
 
 SIDE, GAP, COLUMNS = 240, 12, 2  # of a picture, and what lies between, in pixels; tiles in a row

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         reason = self.reason.removesuffix(f" {self.name!r}")  # PIL's way to name it
-        return reason if reason.startswith(self.name) else f"{self.name}: {reason}"
+        return printable(reason if reason.startswith(self.name) else f"{self.name}: {reason}")
 
 
 class Unreadable:
@@ -38,7 +38,7 @@ class Unreadable:
         if new and len(self.seen) > self.limit:
             raise ValueError(self._refusal(list(map(str, new.values()))))
         for problem in new.values():
-            self.tell(printable(f"skipped {problem}"))
+            self.tell(f"skipped {problem}")
 
     def _refusal(self, new: list[str]) -> str:
         count = len(self.seen)

@@ -27,8 +27,8 @@ class Shown:
 
     def __init__(self, quiet: bool = False, seconds: float = 10.0, aside: bool = False) -> None:
         self.console = literal_console(quiet=quiet, stderr=aside, soft_wrap=True)
-        self.live = self.console.is_terminal and not quiet
         self.notebook = NotebookLine() if Console().is_jupyter and not quiet else None
+        self.live = self.console.is_terminal and not quiet and not self.notebook
         self.bar = Bar(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),

@@ -7,7 +7,7 @@ from pathlib import Path
 from numpy import ndarray
 from numpy.random import Generator
 
-from labelflow.classifier import imagenet_classes
+from labelflow.data.imagenet import imagenet_classes
 from labelflow.robustness.corruption_error import ALEXNET, corruption_errors, mce, relative_mce
 from labelflow.robustness.corruptions import (
     CORRUPTIONS,

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from labelflow.chance import generator
-from labelflow.classifier import wordnet_names
 from labelflow.data import Data, Source, Stream, World, open_source
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
+from labelflow.data.imagenet import wordnet_names
 from labelflow.data.sources import is_named
 
 FINGERPRINTED = 64  # images that identify a data set that is not made of files

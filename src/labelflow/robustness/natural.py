@@ -8,8 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from labelflow.arguments import flag
-from labelflow.classifier import Classifier, imagenet_classes, wordnet_names
+from labelflow.classifier import Classifier
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
+from labelflow.data.imagenet import imagenet_classes, wordnet_names
 from labelflow.robustness.cache import Predictions
 from labelflow.robustness.datasets import ImageSet, class_folders, list_images
 from labelflow.robustness.evaluator import Evaluator

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from labelflow.classifier import wordnet_names
+from labelflow.data.imagenet import wordnet_names
 from labelflow.robustness.datasets import open_dataset
 from labelflow.robustness.evaluator import Evaluator
 from labelflow.robustness.models import evaluation_data, load_models
