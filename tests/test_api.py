@@ -1,8 +1,11 @@
 """The words of the command line in Python: what they return, what they print, what they refuse."""
 
 import json
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import rmtree
 
 import pandas
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import labelflow as lf
 from labelflow.api import TrainedRun
 from labelflow.cli import main
+from labelflow.engine import Interrupted
 from labelflow.recipes import find
 
 TINY = {
@@ -114,6 +118,7 @@ def test_annotating(folder: Path, run: TrainedRun) -> None:
     assert len(store) == 64
     assert store.manifest.grid == (4, 4)
     assert store.manifest.k == 3
+    assert "<tr><th>grid</th><td>4×4</td></tr>" in store._repr_html_()
 
 
 def test_a_page_that_is_not_there_is_not_shown(run: TrainedRun, tmp_path: Path) -> None:
@@ -137,6 +142,11 @@ def test_rows_without_pandas(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -
         (lambda out: lf.compare("quickstart", ["cutmix"], out=out), "at least two methods"),
         (lambda out: lf.compare("quickstart", ["cutmix", "tl_aling"], out=out), "did you mean tl_align"),
         (lambda out: lf.compare("quickstart", out=out, sedes=[1]), "no setting 'sedes'; did you mean seed"),
+        (lambda out: lf.train(3, out=out), "a recipe is a name that labelflow list shows"),
+        (lambda out: lf.train("quickstart", out=out, epochs="3"), "epochs is a int, such as 8, not '3'"),
+        (lambda out: lf.train("quickstart", out=out, data=WORLD, source=WORLD), "data and source are the same"),
+        (lambda out: lf.compare("quickstart", out=out, seeds=3), "seeds is a tuple, such as .0, 1, 2., not 3"),
+        (lambda out: lf.compare("quickstart", out=out, speed_rounds=-1), "speed-rounds must be at least 0"),
         (lambda out: lf.annotate(WORLD, "no_such_model", out), "no_such_model"),
         (lambda out: lf.annotate(WORLD, "resnet18", out, tops=3), "no setting 'tops'; did you mean top"),
         (lambda out: lf.robust("runs/none", out=out), "no such folder"),
@@ -154,3 +164,41 @@ def test_bad_input_is_one_line_and_leaves_nothing(call: object, message: str, tm
 
 def test_data_frames_are_pandas(run: TrainedRun) -> None:
     assert isinstance(run.to_pandas(), pandas.DataFrame)
+
+
+SCRIPT = f"""
+import labelflow as lf
+print("once")
+tiny = { {**TINY, "epochs": 1, "data": "world(train=16, val=8)"} }
+made = lf.compare("quickstart", out="compared", seeds=[0], quiet=True, **tiny)
+print(len(made.cells))
+"""
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Processes of cells do not run the script that started them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "once\n2\n"), done.stderr
+
+
+def test_another_precision_in_the_same_process(tmp_path: Path) -> None:
+    """In either order: a notebook is one process."""
+    for precision in ("bf16", "no", "bf16"):
+        short = {**TINY, "epochs": 1, "precision": precision}
+        lf.train("quickstart", data="world(train=16, val=8)", out=tmp_path / "run", quiet=True, **short)
+        environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+        assert environment["precision"] == precision
+        rmtree(tmp_path / "run")
+
+
+def test_training_in_another_thread(run: TrainedRun, tmp_path: Path) -> None:
+    """Which receives no signals."""
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(lf.train, "quickstart", data=WORLD, out=tmp_path / "run", quiet=True, **TINY).result()
+    assert trained.metrics == run.metrics
+
+
+def test_an_interruption_is_no_ordinary_exception() -> None:
+    """`except Exception` in a loop over runs does not swallow Ctrl-C."""
+    assert issubclass(Interrupted, KeyboardInterrupt)

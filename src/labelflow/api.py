@@ -80,19 +80,18 @@ def compare(
     data: AnyPath | None = None,
     out: AnyPath | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    jobs: int = 1,
-    speed_rounds: int = 5,
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
     """Train a recipe under several methods and seeds. Finished cells of the same folder are not trained again.
 
-    methods: the baseline first. out: the folder; compare/NAME by default. jobs: how many cells are trained at once.
+    methods: the baseline first. out: the folder; compare/NAME by default. settings: of the recipe, and of the
+    comparison: jobs (how many cells are trained at once), speed_rounds, any_code, table_only.
     """
+    own = {name: settings.pop(name) for name in ("jobs", "speed_rounds", "any_code", "table_only") if name in settings}
     name, chosen = _recipe("", recipe, data, settings)
-    folder = Path(out or Path("compare") / name)
-    options = Compare(tuple(methods), chosen, folder, tuple(seeds), jobs, speed_rounds)
-    made = run_comparison(name, options, quiet)
+    start = Compare(("cutmix", "tl_align"), chosen, Path(out or Path("compare") / name))
+    made = run_comparison(name, change(start, methods=methods, seeds=seeds, **own), quiet)
     if made.failed:
         raise ValueError(made.failures)
     return made
@@ -131,6 +130,10 @@ def _recipe(name: str, recipe: Any, data: AnyPath | None, settings: dict[str, An
     """The name of a recipe, and the recipe with other settings."""
     if isinstance(recipe, str):
         name, recipe = name or recipe, find_any(recipe).recipe
+    if not isinstance(recipe, AnyRecipe):
+        raise ValueError(f"a recipe is a name that labelflow list shows, or a Recipe, not {recipe!r}")
     if data is not None:
+        if "source" in settings:
+            raise ValueError("data and source are the same setting; give one of them")
         settings = {**settings, "source": str(data)}
     return name or kind_of(recipe).name, change(recipe, **settings)

@@ -65,8 +65,6 @@ class Classifier:
 
     def preprocess(self, images: Images) -> Tensor:
         """(B, 3, H, W), all at once"""
-        if isinstance(images, Tensor):
-            return images
         pictures = self._pictures(images)
         batch = collate_pictures([pictures[index] for index in range(len(pictures))])
         if batch.problems:
@@ -84,7 +82,7 @@ class Classifier:
     def logits(self, images: Images) -> Tensor:
         """(B, C), on the device of the model"""
         parameter = next(self.model.parameters())
-        logits: Tensor = self.model(self.preprocess(images).to(parameter.device))
+        logits: Tensor = self.model(self.preprocess(images).to(parameter.device, parameter.dtype))
         return logits
 
     def probabilities(self, images: Images) -> Tensor:
@@ -153,6 +151,7 @@ def load(name: str | Path, weights: str = "", image_size: int = 0, classes: Sequ
 
     weights: of a run best (the default), last, or a file; of a timm model pretrained (the default), packaged (from a
     package), random, or a checkpoint file. A model may name them itself: "resnet50=my.pth", "resnet50=random".
+    It is on the CPU; `.model.cuda()` moves it, and what it is asked follows.
     image_size: 0 for what the weights were evaluated with. classes: those of the data, for a checkpoint that does not
     name its own.
     """
@@ -187,7 +186,7 @@ def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
         tuple(config.get("label_names", ())),
         Preprocessing.of_cfg(config["pretrained_cfg"], image_size),
         run.read("recipe.json")["model"] if is_run else config["architecture"],
-        _fingerprint(file),
+        fingerprint(file),
         folder if is_run else None,
     )
 
@@ -238,7 +237,7 @@ def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...
     names = _class_names(model)
     if is_file and model.num_classes == len(classes) and set(names) != set(classes):
         names = classes
-    return Classifier(text, model.eval(), names, preprocessing, text, _fingerprint(weights) if is_file else weights)
+    return Classifier(text, model.eval(), names, preprocessing, text, fingerprint(weights) if is_file else weights)
 
 
 def _count_classes(file: str, cfg: Any) -> int:
@@ -257,7 +256,7 @@ def _class_names(model: Any) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def _fingerprint(file: Path | str) -> str:
+def fingerprint(file: Path | str) -> str:
     """A checkpoint's file name and checksum."""
     with open(file, "rb") as opened:
         return f"{Path(file).name} sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()[:16]}"

@@ -138,6 +138,8 @@ def read_batches(
     """Images that can be read, in batches; progress, and the names of the others, on stderr."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
+    if workers < -1 or skip_unreadable < 0:
+        raise ValueError(f"workers must be ≥ -1 and skip_unreadable ≥ 0, not {workers} and {skip_unreadable}")
     workers = workers if len(pictures) > batch else 0  # not worth a process
     with Counted("predicting", "images", len(pictures), quiet=quiet, aside=True) as progress:
         unreadable = Unreadable(skip_unreadable, progress.say)

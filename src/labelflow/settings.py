@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 from labelflow.spec import known
 
 T = TypeVar("T")
+ACCEPTED: dict[type, Any] = {bool: bool, int: Integral, float: Real, str: (str, Path), tuple: (tuple, list)}
 
 
 def change(settings: T, **values: Any) -> T:
     """The same settings with other values, of its own or of its parts, whose names need no prefix.
 
-    A name that there is not is a ValueError that names the nearest.
+    A name that there is not is a ValueError that names the nearest, and so is a value of another type.
     """
     names = set(setting_names(settings))
     for name in values:
@@ -30,12 +33,22 @@ def setting_names(settings: Any) -> Iterator[str]:
 def _changed(settings: Any, values: dict[str, Any]) -> Any:
     mine: dict[str, Any] = {}
     for one in fields(settings):
-        part = getattr(settings, one.name)
-        if _is_part(part):
-            mine[one.name] = _changed(part, values)
+        before = getattr(settings, one.name)
+        if _is_part(before):
+            mine[one.name] = _changed(before, values)
         elif one.name in values:
-            mine[one.name] = values[one.name]
+            mine[one.name] = _typed(one.name, before, values[one.name])
     return replace(settings, **mine)
+
+
+def _typed(name: str, before: Any, value: Any) -> Any:
+    """The value in the type that the setting has: 1 as 1.0, a list as a tuple, a path as its text."""
+    kind = type(before)
+    if kind not in ACCEPTED:
+        return value
+    if not isinstance(value, ACCEPTED[kind]) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is a {kind.__name__}, such as {before!r}, not {value!r}")
+    return kind(value)
 
 
 def _is_part(value: Any) -> bool:

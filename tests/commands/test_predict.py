@@ -219,3 +219,8 @@ def test_where_pictures_go() -> None:
         "x/b/../2.jpg": Path("2.png"),
     }
     assert picture_names(["x/1.jpg", "x/1.gif"]) == {"x/1.jpg": Path("1.jpg.png"), "x/1.gif": Path("1.gif.png")}
+
+
+def test_every_picture_has_a_name_of_its_own() -> None:
+    files = ["in/a.jpg", "in/a.png", "in/a.jpg.png", "in/b.jpg"]
+    assert len(set(picture_names(files).values())) == 4

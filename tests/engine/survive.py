@@ -149,7 +149,7 @@ def survived(folder: Path, kills: int, recipe: AnyRecipe) -> int:
             time.sleep(chance.uniform(0.05, 0.95) * seconds)
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        finish(start(trial, recipe, workers=number % 3 == 2))
+        finish(start(trial, recipe, workers=int(number % 3 == 2)))
         same += ended(trial) == expected
         if ended(trial) != expected:
             print(f"trial {number} differs:", {k for k in expected if ended(trial)[k] != expected[k]}, flush=True)

@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import labelflow as lf
 from labelflow import Exported
@@ -198,8 +199,8 @@ def test_data_that_is_gone(runs: Path, photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda model: lambda images: -model(images), "vit comes out differently as torch, and was not kept"),
-        (lambda model: lambda images: model(images).roll(1, 0), "differently"),
+        (lambda model: lambda images: -model(images), "the exported torch model disagrees with vit and was discarded"),
+        (lambda model: lambda images: model(images).roll(1, 0), "disagrees"),
         (lambda model: lambda images: model(images.reshape(2, 3, 64, 64)), "vit cannot be exported as torch: shape"),
     ],
 )
@@ -262,6 +263,32 @@ def test_timm_models(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="this model is not the folder of a run: say where to write"):
         lf.export(replace(classifier))
     rmtree(result.path)
+
+
+@pytest.mark.parametrize(("model", "size"), [("resnet18.a1_in1k", 0), ("resnet18.a1_in1k", 96), ("test_vit", 96)])
+def test_timm_models_keep_how_they_were_loaded(model: str, size: int, tmp_path: Path) -> None:
+    """Another size than the weights' own, or their test size, which is not the size that they were trained with."""
+    classifier = lf.load(f"{model}=random", image_size=size)
+    result = lf.export(classifier, out=tmp_path / "out")
+    again = timm.create_model(f"local-dir:{result.path}", pretrained=True)
+    expected = {name: getattr(classifier.preprocessing, name) for name in ("crop_pct", "interpolation", "mean", "std")}
+    found = timm.data.resolve_model_data_config(again)
+    assert {name: type(value)(found[name]) for name, value in expected.items()} == expected
+    assert found["input_size"] == (3, classifier.preprocessing.size, classifier.preprocessing.size)
+    assert lf.load(result.path).preprocessing == classifier.preprocessing
+
+
+def test_the_card_has_no_metrics_of_other_weights(runs: Path, tmp_path: Path) -> None:
+    card = lf.export(runs / "vit", out=tmp_path / "best").path / "README.md"
+    assert "top-1" in card.read_text()
+    other = lf.load(runs / "vit")
+    with torch.no_grad():
+        next(other.model.parameters()).add_(0.01)
+    weights = tmp_path / "other" / "model.safetensors"
+    weights.parent.mkdir()
+    save_file(other.model.state_dict(), weights)
+    card = lf.export(runs / "vit", out=tmp_path / "card", weights=str(weights)).path / "README.md"
+    assert "top-1" not in card.read_text()
 
 
 @pytest.mark.parametrize("model", OWN)

@@ -58,6 +58,7 @@ class TestUnreadableFiles:
         monkeypatch.setattr(unreadable, "check_file", lambda path: look(path) if go_on.wait() else None)
         (photos / "train" / "cat" / "3.jpg").unlink()  # the other one is met in the evaluation, and not before
         task = Classification(TINY.change(source=str(photos)))
+        assert task.find_unreadable() == []
         batches = task.train_batches(updates=2, first_update=0, rank=0, processes=1)
         assert next(batches).problems == []
         go_on.set()

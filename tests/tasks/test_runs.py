@@ -72,7 +72,7 @@ class TestSettingsThatAreMadeToFit:
     def test_a_warm_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         asked = TINY.change(batch=4, micro_batch=4, warmup_epochs=3)
         train_run(asked, tmp_path / "run", resume=False)
-        assert "1 updates of warm-up, a quarter of the run" in capsys.readouterr().out
+        assert "warm-up shortened to 1 updates, a quarter of the run" in capsys.readouterr().out
         stored = Run(tmp_path / "run").read("recipe.json")["training"]
         assert (stored["warmup_epochs"], stored["warmup_updates"]) == (0, 1)
         train_run(asked, tmp_path / "run", resume=True)
@@ -83,3 +83,12 @@ class TestSettingsThatAreMadeToFit:
         train_run(TINY, tmp_path / "run", resume=False)
         assert "since" not in capsys.readouterr().out
         assert read_recipe(Run(tmp_path / "run")) == TINY
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "last.safetensors"])
+def test_weights_that_are_not_a_runs_are_not_replaced(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"somebody's")
+    with pytest.raises(ValueError, match=r"holds weights but no recipe\.json"):
+        train_run(Recipe(), tmp_path, resume=True)
+    assert (tmp_path / name).read_bytes() == b"somebody's"
+    assert [path.name for path in tmp_path.iterdir()] == [name]

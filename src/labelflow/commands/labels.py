@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -25,18 +24,11 @@ def inspect(labels: Positional[Path], as_json: bool = False) -> None:
     from labelflow.labels import Store
 
     store = Store(labels)
-    manifest = asdict(store.manifest)
-    size = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
-    facts = {**manifest, "bytes_per_image": round(size / len(store)), "checksum": store.checksum}
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(store.facts()))
         return
-    classes = manifest["classes"]
-    facts["classes"] = f"{len(classes)}: {', '.join(classes[:3])}{' …' if len(classes) > 3 else ''}"
-    facts["grid"] = "×".join(map(str, manifest["grid"]))
-    facts["keys"] = f"like {store.keys()[0]}"
-    for name, value in facts.items():
-        print(f"{name.replace('_', ' '):15} {value}")
+    for name, value in store.summary().items():
+        print(f"{name:15} {value}")
 
 
 def verify(labels: Positional[Path]) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,14 +102,15 @@ def _classify(options: Predict) -> None:
 
 def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """As wide as the terminal; elsewhere, one line a row."""
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from labelflow.engine.progress import literal_console
 
     table = Table(*(Column(name, overflow="fold") for name in head), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else 10_000
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+    literal_console(width=width).print(table)
 
 
 def _print_text(text: str) -> None:
@@ -194,19 +194,17 @@ def _read(files: Iterable[str], options: Predict) -> "Iterator[tuple[str, Image.
 
 
 def picture_names(files: Sequence[str]) -> dict[str, Path]:
-    """Where the picture of each file goes: as they lie below the folder that they share. Files whose names differ in
-    their endings alone keep these.
+    """Where the picture of each file goes: as they lie below the folder that they share. If some names differ in their
+    endings alone, all keep these.
 
     >>> picture_names(["in/a/1.jpg", "in/b/1.jpg"])["in/b/1.jpg"].as_posix()
     'b/1.png'
     """
     paths = {file: Path(os.path.abspath(file)) for file in files}
     shared = os.path.commonpath([path.parent for path in paths.values()])
-    stems = Counter(path.with_suffix("") for path in paths.values())
-    names = {
-        file: path.with_suffix(".png") if stems[path.with_suffix("")] == 1 else path.with_name(f"{path.name}.png")
-        for file, path in paths.items()
-    }
+    names = {file: path.with_suffix(".png") for file, path in paths.items()}
+    if len(set(names.values())) < len(files):
+        names = {file: path.with_name(f"{path.name}.png") for file, path in paths.items()}
     return {file: path.relative_to(shared) for file, path in names.items()}
 
 

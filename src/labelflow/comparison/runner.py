@@ -5,21 +5,24 @@ training is skipped.
 """
 
 import multiprocessing
-import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
 from labelflow.comparison.cells import Cell, Finish, Result, run_cell
+from labelflow.process import process_count
 
 
 def run_cells(
@@ -32,15 +35,14 @@ def run_cells(
 ) -> None:
     """Train all of them. `done` receives the result of each, its exception, or None if another instance is training it.
     `finish`, which must be picklable, adds to the results."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         if jobs > 1:
             raise ValueError("launched processes share each cell: omit --jobs")
         for cell in cells:
             done(cell, run_cell(cell, out, quiet, last=cell is cells[-1], finish=finish))
         return
-    context = multiprocessing.get_context("forkserver")  # with everything imported
-    assert isinstance(context, ForkServerContext)
-    context.set_forkserver_preload(["labelflow.comparison.runner"])
+    context = _CellContext()
+    context.set_forkserver_preload(["labelflow.comparison.runner"])  # with everything imported
     # A new process for each cell, so that peak memory is its own.
     with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _forward_sigterm():
         queue, running = iter(cells), dict[Future[Result | None], Cell]()
@@ -62,6 +64,24 @@ def run_cells(
                     ) from None
                 except (ValueError, OSError, torch.OutOfMemoryError) as error:
                     done(cell, error)
+
+
+class _CellProcess(ForkServerProcess):
+    """Leaves the caller's script alone. Other processes run it again when they start, and so would compare again; a
+    cell needs nothing of it."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _CellContext(ForkServerContext):
+    Process = _CellProcess
 
 
 def _work(cell: Cell, out: Path, quiet: bool, finish: Finish | None) -> Result | None:
@@ -91,7 +111,11 @@ def _claimed(lock: Path) -> Iterator[bool]:
 
 @contextmanager
 def _forward_sigterm() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal, but a scheduler's SIGTERM may reach this one only."""
+    """Ctrl-C reaches all processes of a terminal, but a scheduler's SIGTERM may reach this one only. In another thread
+    than the main one, which alone receives signals, nothing is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def forward(number: int, frame: Any) -> None:
         for child in multiprocessing.active_children():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from labelflow.arguments import flag
 from labelflow.recipes.methods import METHODS, find_method
 from labelflow.tasks.recipe import Recipe
 
@@ -31,8 +32,9 @@ class Compare:
     """Do not train: show the table of finished cells."""
 
     def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise ValueError(f"--jobs must be at least 1, not {self.jobs}")
+        for name, least in (("jobs", 1), ("speed_rounds", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ValueError(f"--seeds must be at least one integer, without repetitions, not {self.seeds}")
         methods = [find_method(text) for text in self.methods]

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from labelflow.engine.task import Task
 from labelflow.loss import Term, total
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """The run received a signal to stop, and saved a checkpoint."""
 
 
@@ -198,14 +199,16 @@ class Ledger:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[Accelerator], bool]]:
-    """Ctrl-C and SIGTERM stop all processes together, after the current update. A second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM stop all processes together, after the current update. A second Ctrl-C stops at once. Only the
+    main thread receives signals: in another one, nothing stops a run early."""
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:
         received.append(number)
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, receive) for number in heard}
 
     def stop_requested(accelerator: Accelerator) -> bool:
         if accelerator.num_processes == 1:

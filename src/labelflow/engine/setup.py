@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin, ProjectConfiguration
 
 from labelflow.engine.settings import Training
@@ -23,6 +24,7 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
     if training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
     try:
         accelerator = Accelerator(
             cpu=not torch.accelerator.is_available(),

@@ -6,13 +6,13 @@ from typing import Any
 
 from timm.models import model_entrypoint
 
-from labelflow.classifier import Classifier
+from labelflow.classifier import Classifier, fingerprint
 from labelflow.engine.run import BEST, Run
 from labelflow.spec import parse
 from labelflow.tasks.recipe import Recipe, flat, read_recipe
 
 MANY = 100  # classes that are too many to name
-TOLD = ("epochs", "batch", "optimizer", "lr", "weight_decay", "drop_path", "image_size", "ema", "seed")
+SETTINGS_SHOWN = ("epochs", "batch", "optimizer", "lr", "weight_decay", "drop_path", "image_size", "ema", "seed")
 
 
 def model_card(classifier: Classifier, usage: str, library: str, repo: str = "") -> dict[str, Any]:
@@ -56,13 +56,13 @@ def _trained(classifier: Classifier) -> dict[str, Any]:
 def _settings(recipe: Recipe) -> dict[str, Any]:
     settings = dict(flat(asdict(recipe)))
     init = {"initial weights": Path(recipe.init).name} if recipe.init else {}
-    return init | {name.replace("_", " "): settings[name] for name in TOLD}
+    return init | {name.replace("_", " "): settings[name] for name in SETTINGS_SHOWN}
 
 
 def _metrics(run: Run, weights: str) -> dict[str, str]:
     """Of the best weights, where they were evaluated."""
     evaluations = [line for line in run.metrics() if line["kind"] == "eval"]
-    if not evaluations or not weights.startswith(BEST):
+    if not evaluations or not (run / BEST).exists() or weights != fingerprint(run / BEST):
         return {}
     prefix = "ema_" if "ema_top1" in evaluations[-1] else ""
     best = max(evaluations, key=lambda line: line[f"{prefix}top1"])

@@ -55,6 +55,8 @@ def export(
     folder; RUN/FORMAT by default. repo: also push it to the Hugging Face Hub, as timm does. What was written is
     opened again and compared with torch; what disagrees is not kept.
     """
+    if weights and isinstance(model, Classifier):
+        raise ValueError(f"{model.name} is loaded already; choose its weights in labelflow.load, not here")
     way = FORMATS[known(format, FORMATS, "format")]
     _check_packages(format, way.PACKAGES)
     if repo and format != "timm":
@@ -85,8 +87,8 @@ def _write(format: str, classifier: Classifier, draft: Path) -> Exported:
     result = Exported(draft, f"{len(images)} {what}", agreement, float((found - expected).abs().max()))
     if result.difference > TOLERANCE * float(expected.max() - expected.min()):
         raise ValueError(
-            f"{classifier.name} comes out differently as {format}, and was not kept: on {result.images}, logits "
-            f"differ by up to {result.difference:.1g}, and {100 * agreement:.0f} % of predictions agree"
+            f"the exported {format} model disagrees with {classifier.name} and was discarded: on {result.images}, "
+            f"logits differ by up to {result.difference:.1g}, and {100 * agreement:.0f} % of predictions agree"
         )
     return result
 

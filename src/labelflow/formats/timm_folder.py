@@ -38,4 +38,8 @@ def push(classifier: Classifier, repo: str, card: dict[str, Any]) -> str:
 
 
 def _settings(classifier: Classifier) -> dict[str, Any]:
-    return {"model_config": {"label_names": list(classifier.classes)}, "safe_serialization": True}
+    return {
+        "model_config": {"label_names": list(classifier.classes)},
+        "data_config": classifier.preprocessing.cfg,
+        "safe_serialization": True,
+    }

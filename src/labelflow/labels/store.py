@@ -12,7 +12,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NamedTuple
@@ -64,6 +66,23 @@ class Store:
 
     def __contains__(self, key: str) -> bool:
         return find(self._index, key) is not None
+
+    def facts(self) -> dict[str, Any]:
+        """How the labels were made, and what they take."""
+        size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return {**asdict(self.manifest), "bytes_per_image": round(size / len(self)), "checksum": self.checksum}
+
+    def summary(self) -> dict[str, str]:
+        """The facts, for people."""
+        facts, classes = self.facts(), self.manifest.classes
+        facts["classes"] = f"{len(classes)}: {', '.join(classes[:3])}{' …' if len(classes) > 3 else ''}"
+        facts["grid"] = "×".join(map(str, self.manifest.grid))
+        facts["keys"] = f"like {self.keys()[0]}"
+        return {name.replace("_", " "): str(value) for name, value in facts.items()}
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in self.summary().items())
+        return f"<table>{rows}</table>"
 
     def __getitem__(self, key: str) -> LabelMap:
         place = find(self._index, key)

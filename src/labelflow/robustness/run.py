@@ -1,6 +1,5 @@
 """From models, images and suites to the results of `labelflow robust`, on disk and as an object."""
 
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +9,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from labelflow.arguments import flag
 from labelflow.data.settings import Data
 from labelflow.html.notebook import Page
+from labelflow.process import process_count
 from labelflow.robustness.settings import Settings
 from labelflow.robustness.suites import SUITES, Suite, choose_suites
 
@@ -66,8 +66,8 @@ class Robustness(Page):
     """What suites found, for all models side by side; complete when all suites have been measured."""
 
     options: Robust
-    evaluator: "Evaluator"
-    suites: dict[str, Suite]  # those that were chosen
+    evaluator: "Evaluator" = field(repr=False)
+    suites: dict[str, Suite] = field(repr=False)  # those that were chosen
     sections: "list[Section]" = field(default_factory=list)  # those that have been measured
 
     @property
@@ -97,6 +97,7 @@ class Robustness(Page):
 
     def measure(self) -> None:
         """Suite by suite; attacks may take hours, and the page shows what is done."""
+        self.sections.clear()
         for suite in self.suites.values():
             self.sections.append(suite.measure())
             self._write()
@@ -118,7 +119,7 @@ class Robustness(Page):
 
 def prepare(options: Robust, quiet: bool = False) -> Robustness:
     """Models, images and suites, all checked; nothing is measured yet."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if process_count() > 1:
         raise ValueError("labelflow robust runs in one process; start it without torchrun or accelerate launch")
     from labelflow.engine.setup import best_device
     from labelflow.robustness.evaluator import Evaluator

@@ -20,6 +20,7 @@ from labelflow.data import (
     Batch,
     FileCheck,
     Preprocessing,
+    Problem,
     Stream,
     Unreadable,
     eval_batches,
@@ -107,7 +108,7 @@ class Classification(Evaluation):
         self.labeller = self._labeller() if self.target.dense else None
         self._rehearse()
         self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
-        self.file_check = self._check_files()
+        self.file_check = FileCheck([])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -154,14 +155,16 @@ class Classification(Evaluation):
             for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
                 self._terms(self.student, batch, generator(0), mixer)
 
-    def _check_files(self) -> FileCheck:
-        """Of all files: those that can't be read are counted now, or while the model is trained if there are many."""
+    def find_unreadable(self) -> list[Problem]:
+        """Files that can't be read. Where there are many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
         paths = [path for source in listed for path, _ in source.samples] if is_main_process() else []
-        check = FileCheck(paths)
-        check.wait(CHECK_SECONDS)
-        self.unreadable(check.found())
-        return check
+        self.file_check = FileCheck(paths)
+        self.file_check.wait(CHECK_SECONDS)
+        found = self.file_check.found()
+        if len(found) > self.recipe.data.skip_unreadable:
+            self.file_check.stop()
+        return found
 
     def _labeller(self) -> StoreLabels:
         if not Path(self.recipe.data.labels).is_dir():

@@ -13,6 +13,7 @@ import timm
 import torch
 import torchvision
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from labelflow.classifier import load
@@ -49,9 +50,7 @@ def train_run(
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
-    before = run.config() if goes_on and (run / CONFIG).exists() else None
-    if started_before and goes_on:
-        _check_folder(run, _with_used_warmup(recipe, before["samples"]) if before else recipe, resume, free)
+    before = _check_folder(run, recipe, resume, free) if goes_on else None
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
@@ -59,6 +58,9 @@ def train_run(
             progress.say(f"an earlier start in {folder} ended before its first checkpoint; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
+        problems = [task.find_unreadable()]
+        broadcast_object_list(problems)  # so that all processes stop, or none
+        task.unreadable(problems[0])
         recipe = _with_used_warmup(recipe, task.samples)
         for change in _changes(asked.training, recipe.training):
             progress.say(change)
@@ -172,7 +174,8 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
         yield f"micro-batches of {used.micro_batch}, since {asked.micro_batch} does not divide {share}"
     if used.warmup_updates != asked.warmup_updates or used.warmup_epochs != asked.warmup_epochs:
         length, unit = (used.warmup_updates, "updates") if used.warmup_updates else (used.warmup_epochs, "epochs")
-        yield f"{length} {unit} of warm-up, a quarter of the run, since the recipe's is not shorter than the run"
+        shortened = f"warm-up shortened to {length} {unit}, a quarter of the run"
+        yield shortened if length else "no warm-up: the run is too short"
 
 
 def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -186,16 +189,21 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         raise ValueError(f"{folder} was started with other dense labels")
 
 
-def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> None:
+def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> dict[str, Any]:
+    """Check that the run in a folder can go on with a recipe; returns its config."""
+    if not (run / "recipe.json").exists():
+        raise ValueError(f"{run.folder} holds weights but no recipe.json: they are not a run's; choose another --out")
     if not resume:
         raise ValueError(f"{run.folder} already contains a run; continue it with --resume, or choose another --out")
-    before = read_any_recipe(run)
+    before, config = read_any_recipe(run), run.config()
     if type(before) is not type(recipe):
         raise ValueError(f"{run.folder} is the run of a {kind_of(before).what}; choose another --out")
-    changed = [change for change in differences(before, recipe) if change[0] not in free]
+    used = _with_used_warmup(recipe, config["samples"])
+    changed = [change for change in differences(before, used) if change[0] not in free]
     if changed:
         changes = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
         raise ValueError(
             f"{run.folder} was started with another recipe ({changes}); resume with the same settings, or choose "
             "another --out"
         )
+    return config

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from labelflow.chance import Purpose, seed_of
-from labelflow.data import Unreadable
+from labelflow.data import Problem, Unreadable
 from labelflow.engine import Details, Run
 from labelflow.tasks.classify import check_classes, check_colours, check_training
 from labelflow.tasks.dense.loading import DenseSource
@@ -67,6 +67,10 @@ class DenseTask:
         if training.checkpointing:
             self.model.set_grad_checkpointing()
         self.student = DenseStudent(self.model)
+
+    def find_unreadable(self) -> list[Problem]:
+        """None are looked for before they are read."""
+        return []
 
     def make_model(self) -> Any:
         raise NotImplementedError
