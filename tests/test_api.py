@@ -145,6 +145,8 @@ def test_rows_without_pandas(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -
         (lambda out: lf.train(3, out=out), "a recipe is a name that labelflow list shows"),
         (lambda out: lf.train("quickstart", out=out, epochs="3"), "epochs is a int, such as 8, not '3'"),
         (lambda out: lf.train("quickstart", out=out, data=WORLD, source=WORLD), "data and source are the same"),
+        (lambda out: lf.train("quickstart", out=out, dat=WORLD), "no setting 'dat'; did you mean data"),
+        (lambda out: lf.compare("quickstart", out=out, seed=5), "seed 5 would not be used"),
         (lambda out: lf.compare("quickstart", out=out, seeds=3), "seeds is a tuple, such as .0, 1, 2., not 3"),
         (lambda out: lf.compare("quickstart", out=out, speed_rounds=-1), "speed-rounds must be at least 0"),
         (lambda out: lf.annotate(WORLD, "no_such_model", out), "no_such_model"),
@@ -202,3 +204,12 @@ def test_training_in_another_thread(run: TrainedRun, tmp_path: Path) -> None:
 def test_an_interruption_is_no_ordinary_exception() -> None:
     """`except Exception` in a loop over runs does not swallow Ctrl-C."""
     assert issubclass(Interrupted, KeyboardInterrupt)
+
+
+def test_what_is_printed_is_short(run: TrainedRun) -> None:
+    assert repr(run) == f"TrainedRun: {run.folder / 'report.html'}, .to_pandas()"
+    assert "VisionTransformer" not in repr(run.classifier)
+
+
+def test_the_best_evaluation(run: TrainedRun) -> None:
+    assert run.best["top1"] == max(line["top1"] for line in run.records if line["kind"] == "eval")

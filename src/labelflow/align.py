@@ -55,6 +55,8 @@ class Aligned(nn.Module):
 
     def __init__(self, model: nn.Module, layers: Iterable[int] | None = None, residual: bool = True) -> None:
         super().__init__()
+        if isinstance(model, Aligned):
+            raise ValueError("this model is aligned already")
         self.model = model
         self.follower = Follower(model, layers, residual)
 

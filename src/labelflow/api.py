@@ -22,14 +22,15 @@ from labelflow.process import is_main_process
 from labelflow.recipes import find_any
 from labelflow.report import write_report
 from labelflow.robustness.run import Robust, Robustness, prepare
-from labelflow.settings import change
+from labelflow.settings import change, setting_names
+from labelflow.spec import known
 from labelflow.tasks import AnyRecipe, Recipe, annotate_data, train_run
-from labelflow.tasks.recipe import kind_of
+from labelflow.tasks.recipe import KINDS, kind_of
 
 AnyPath = Path | str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainedRun(Page):
     """A run in its folder, trained to its end."""
 
@@ -39,6 +40,13 @@ class TrainedRun(Page):
     @property
     def page(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The evaluation of the best weights, which `classifier`, `labelflow predict` and `labelflow eval` use."""
+        headline = KINDS[Run(self.folder).config()["task"]].headline
+        evaluations = [line for line in self.records if line["kind"] == "eval"]
+        return max(evaluations, key=lambda line: line.get(f"ema_{headline}", line[headline]))
 
     @cached_property
     def classifier(self) -> Classifier:
@@ -132,6 +140,8 @@ def _recipe(name: str, recipe: Any, data: AnyPath | None, settings: dict[str, An
         name, recipe = name or recipe, find_any(recipe).recipe
     if not isinstance(recipe, AnyRecipe):
         raise ValueError(f"a recipe is a name that labelflow list shows, or a Recipe, not {recipe!r}")
+    for setting in settings:
+        known(setting, {*setting_names(recipe), "data"}, "setting", "--help")
     if data is not None:
         if "source" in settings:
             raise ValueError("data and source are the same setting; give one of them")

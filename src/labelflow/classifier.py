@@ -6,7 +6,7 @@ Shapes: B images, C classes, H×W pixels.
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Classifier:
     """
 
     name: str  # of a run's folder, or of a timm model
-    model: nn.Module  # in eval mode
+    model: nn.Module = field(repr=False)  # in eval mode
     classes: tuple[str, ...]  # what the columns of its logits mean; empty: unknown
     preprocessing: Preprocessing
     architecture: str  # timm's name of the model, with arguments

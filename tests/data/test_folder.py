@@ -138,3 +138,17 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
         problems(1)
     with pytest.raises(ValueError, match="none was allowed"):
         problems(0)
+
+
+def test_all_of_other_data_is_evaluated_on(tmp_path: Path) -> None:
+    """A folder of class folders, or one that has a val/ and no train/."""
+    for place in ("plain", "half/val"):
+        for name in ("cat", "dog"):
+            (tmp_path / place / name).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (4, 4)).save(tmp_path / place / name / f"{number}.png")
+    for place in ("plain", "half"):
+        assert len(Folder(tmp_path / place, "val", val_fraction=1)) == 6
+        assert list(Folder(tmp_path / place, "val", val_fraction=1).classes) == ["cat", "dog"]
+    with pytest.raises(ValueError, match="val_fraction must lie between 0 and 1, not 1"):
+        Folder(tmp_path / "plain", "train", val_fraction=1)

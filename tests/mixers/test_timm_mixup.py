@@ -245,3 +245,11 @@ def test_bad_input(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         make()
     assert "\n" not in str(raised.value)
+
+
+def test_targets_must_fit_the_model() -> None:
+    model = timm.create_model("test_vit", num_classes=10)
+    with pytest.raises(ValueError, match="the model has 10 classes, and this Mixup 1000; set num_classes"):
+        lf.Mixup(cutmix_alpha=1.0).align(lf.Aligned(model), torch.rand(2, 3, 160, 160), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="aligned already"):
+        lf.Aligned(lf.Aligned(model))

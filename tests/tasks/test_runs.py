@@ -72,7 +72,7 @@ class TestSettingsThatAreMadeToFit:
     def test_a_warm_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         asked = TINY.change(batch=4, micro_batch=4, warmup_epochs=3)
         train_run(asked, tmp_path / "run", resume=False)
-        assert "warm-up shortened to 1 updates, a quarter of the run" in capsys.readouterr().out
+        assert "warm-up shortened to a quarter of the run (updates: 1)" in capsys.readouterr().out
         stored = Run(tmp_path / "run").read("recipe.json")["training"]
         assert (stored["warmup_epochs"], stored["warmup_updates"]) == (0, 1)
         train_run(asked, tmp_path / "run", resume=True)

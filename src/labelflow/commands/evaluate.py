@@ -29,7 +29,7 @@ def evaluate(
 
     Args:
         run: The folder of a run.
-        data: Other data with the same classes, instead of the run's own.
+        data: Other data with the same classes, instead of the run's own: all of a folder, or its val/.
         weights: best, last, or a file.
         image_size: For a classifier: another image size, if the model supports it.
         scales: For a segmenter: multi-scale testing, such as 0.75 1 1.25 1.5 1.75.
@@ -49,7 +49,7 @@ def evaluate(
         "stride": stride,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    metrics, classes = evaluate_in_detail(run, weights, **given)
+    metrics, classes, images = evaluate_in_detail(run, weights, **given)
     if not is_main_process():
         return
     if as_json:
@@ -59,7 +59,7 @@ def evaluate(
         from labelflow.engine.progress import literal_console
 
         literal_console().print(_table(classes))
-    print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+    print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()), f" ({images} images)")
 
 
 def _table(classes: "Details") -> "Table":

@@ -91,8 +91,10 @@ def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str
     if not is_main_process():
         return
     out = quote(str(run.folder))
-    reached = run.metrics.get(f"ema_{kind.headline}", run.metrics[kind.headline])
+    reached, best = (one.get(f"ema_{kind.headline}", one[kind.headline]) for one in (run.metrics, run.best))
     print(f"\nReached {reached:.1f} {kind.unit} on the evaluation images.")
+    if best > reached:
+        print(f"The best weights, which are used from here on: {best:.1f}, after epoch {run.best['epoch']:.4g}.")
     print(f"  look at it     {run.page}")
     print(f"  use it         labelflow predict {out} IMAGE.jpg")
     for line in NEXT.get(name, ()):

@@ -25,7 +25,7 @@ from labelflow.recipes.methods import find_method
 from labelflow.tasks import Classification, Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Page):
     """The same training under several methods and seeds."""
 

@@ -37,6 +37,8 @@ class Compare:
                 raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ValueError(f"--seeds must be at least one integer, without repetitions, not {self.seeds}")
+        if self.recipe.training.seed:
+            raise ValueError(f"--seed {self.recipe.training.seed} would not be used; --seeds says which are trained")
         methods = [find_method(text) for text in self.methods]
         names = [method.name for method in methods]
         if len(names) < 2:

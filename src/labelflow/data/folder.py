@@ -37,7 +37,8 @@ class Folder(Listed):
     """`root/train/CLASS/…` and `root/val/CLASS/…`; or `root/CLASS/…`, of which a part is set aside for validation.
 
     That part depends on the files' names and the seed alone: in each class the files with the smallest hashes are set
-    aside, so that new files move few old ones. The samples are sorted by name.
+    aside, so that new files move few old ones. A val_fraction of 1 is all of it, or of its val/. The samples are sorted
+    by name.
     """
 
     def __init__(self, root: Path | str, split: str = "train", val_fraction: float = 0.1, seed: int = 0) -> None:
@@ -48,10 +49,11 @@ class Folder(Listed):
             )
         _check_utf8(str(root))
         halves = {name: first_folder(self.root, names) for name, names in SPLITS.items()}
-        if (halves["train"] is None) != (halves["val"] is None):
+        whole = split == "val" and val_fraction == 1  # other data, to evaluate on
+        if not whole and (halves["train"] is None) != (halves["val"] is None):
             there, missing = ("train", "val") if halves["val"] is None else ("val", "train")
             raise ValueError(f"{self.root} has a folder {there!r} but no {missing!r}; give both, or class folders only")
-        self.classes = _classes(halves["train"] or self.root)
+        self.classes = _classes(halves["train"] or (halves["val"] if whole else None) or self.root)
         half = halves["val" if split == "val" else "train"]
         if half is not None:
             unknown = sorted(set(_classes(half)) - set(self.classes))
@@ -63,7 +65,7 @@ class Folder(Listed):
             files = image_files(self.folder / name)
             if not files and self.folder == (halves["train"] or self.root):
                 empty.append(name)
-            if half is None:
+            if half is None and not whole:
                 if not 0 < val_fraction < 1:
                     raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
                 aside = set(
@@ -78,7 +80,7 @@ class Folder(Listed):
                 f"images end in {shorten(sorted(EXTENSIONS))}"
             )
         if not self.samples:
-            raise ValueError(f"{self.folder} has no images for the split {split!r}")
+            raise ValueError(f"{self.folder} has too few images: a class needs one to train on and one to evaluate on")
 
     def key(self, index: int) -> str:
         """`CLASS/FILE` without its ending, as the released label maps are called."""

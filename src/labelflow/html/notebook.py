@@ -13,6 +13,9 @@ class Page(Table):
     def page(self) -> Path:
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.page}, .to_pandas()"
+
     def _repr_html_(self) -> str:
         return frame(self.page.read_text(encoding="utf-8"))
 

@@ -88,6 +88,9 @@ class Mixup:
             raise ValueError(f"align takes labelflow.Aligned(model), not the {type(aligned).__name__} itself")
         mix = self.mix(images, generator)
         logits, share = aligned(mix.apply(images), mix.share)
+        classes = (logits[0] if isinstance(logits, tuple) else logits).shape[-1]
+        if classes != self.num_classes:
+            raise ValueError(f"the model has {classes} classes, and this Mixup {self.num_classes}; set num_classes")
         return logits, mix.blend(self._soft(labels), share)
 
     def mix(self, images: Tensor, generator: Generator | None = None) -> Mix:

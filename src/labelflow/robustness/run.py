@@ -61,13 +61,13 @@ class Robust:
                 raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
 
 
-@dataclass
+@dataclass(repr=False)
 class Robustness(Page):
     """What suites found, for all models side by side; complete when all suites have been measured."""
 
     options: Robust
-    evaluator: "Evaluator" = field(repr=False)
-    suites: dict[str, Suite] = field(repr=False)  # those that were chosen
+    evaluator: "Evaluator"
+    suites: dict[str, Suite]  # those that were chosen
     sections: "list[Section]" = field(default_factory=list)  # those that have been measured
 
     @property

@@ -50,6 +50,8 @@ def train_run(
     accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; name a folder")
     before = _check_folder(run, recipe, resume, free) if goes_on else None
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
@@ -79,7 +81,7 @@ def train_run(
             accelerator.init_trackers("labelflow", config={key: str(v) for key, v in flat(asdict(recipe))})
         processes = accelerator.num_processes
         progress.say(
-            f"{task.samples} training samples of {len(task.classes)} classes, "
+            f"{task.samples} training samples of {len(task.classes)} classes, {len(task.eval_source)} to evaluate on, "
             f"{sum(p.numel() for p in task.student.parameters()) / 1e6:.1f} M parameters, "
             f"{processes} {'process' if processes == 1 else 'processes'} on {accelerator.device.type}"
         )
@@ -124,6 +126,7 @@ def evaluate_run(folder: Path, weights: str = "best", **changes: Any) -> dict[st
 class InDetail(NamedTuple):
     metrics: dict[str, float]
     classes: Details  # the metrics of each class, where a task has such
+    images: int
 
 
 def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> InDetail:
@@ -132,15 +135,21 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
     kind = kind_of(recipe)
     if unknown := sorted(changes.keys() - set(setting_names(recipe))):
         raise ValueError(f"{folder} is the run of a {kind.what}, which has no {', '.join(unknown)}")
-    recipe = recipe.change(**changes)
     is_classifier = isinstance(recipe, Recipe)
+    if (
+        is_classifier
+        and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
+    ):
+        changes = {"val_fraction": 1.0, **changes}  # nothing of other data was trained on
+    recipe = recipe.change(**changes)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
     with Progress(quiet=not accelerator.is_main_process) as progress:
         task = kind.evaluation(recipe, progress.say)
         check_classes(list(loaded.classes), list(task.eval_source.classes), f"the data {recipe.data.source}")
         student = accelerator.prepare(kind.student(loaded.model))
-        return InDetail(evaluate(task, student, accelerator, progress.evaluating), task.details())
+        metrics = evaluate(task, student, accelerator, progress.evaluating)
+        return InDetail(metrics, task.details(), len(task.eval_source))
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:
@@ -174,8 +183,11 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
         yield f"micro-batches of {used.micro_batch}, since {asked.micro_batch} does not divide {share}"
     if used.warmup_updates != asked.warmup_updates or used.warmup_epochs != asked.warmup_epochs:
         length, unit = (used.warmup_updates, "updates") if used.warmup_updates else (used.warmup_epochs, "epochs")
-        shortened = f"warm-up shortened to {length} {unit}, a quarter of the run"
-        yield shortened if length else "no warm-up: the run is too short"
+        yield (
+            f"warm-up shortened to a quarter of the run ({unit}: {length})"
+            if length
+            else "no warm-up in so short a run"
+        )
 
 
 def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
