@@ -44,7 +44,7 @@ def run_cells(
     context = _CellContext()
     context.set_forkserver_preload(["labelflow.comparison.runner"])  # with everything imported
     # A new process for each cell, so that peak memory is its own.
-    with ProcessPoolExecutor(jobs, context, _share_cores, (jobs,), max_tasks_per_child=1) as pool, _forward_sigterm():
+    with ProcessPoolExecutor(jobs, context, _begin, (jobs,), max_tasks_per_child=1) as pool, _forward_sigterm():
         queue, running = iter(cells), dict[Future[Result | None], Cell]()
         while True:
             for cell in islice(
@@ -89,7 +89,9 @@ def _work(cell: Cell, out: Path, quiet: bool, finish: Finish | None) -> Result |
         return (cell.finished(out) or run_cell(cell, out, quiet, finish=finish)) if mine else None
 
 
-def _share_cores(jobs: int) -> None:
+def _begin(jobs: int) -> None:
+    """In a new process. Its data workers start as they do elsewhere: started as it was, each would import torch."""
+    multiprocessing.set_start_method(None, force=True)
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
 
 

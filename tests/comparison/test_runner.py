@@ -1,0 +1,12 @@
+"""The processes of cells."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from labelflow.comparison.runner import _begin, _CellContext
+
+
+def test_data_workers_of_a_cell_start_as_elsewhere() -> None:
+    """A process passes on the way in which it was started; with forkserver, each worker would import torch anew."""
+    with ProcessPoolExecutor(1, _CellContext(), _begin, (1,)) as pool:
+        assert pool.submit(multiprocessing.get_start_method).result() == multiprocessing.get_start_method()
