@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import rmtree
 
-import pandas
 import pytest
 
 import labelflow as lf
@@ -121,11 +120,6 @@ def test_annotating(folder: Path, run: TrainedRun) -> None:
     assert "<tr><th>grid</th><td>4×4</td></tr>" in store._repr_html_()
 
 
-def test_a_page_that_is_not_there_is_not_shown(run: TrainedRun, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        TrainedRun(tmp_path, {})._repr_html_()
-
-
 def test_rows_without_pandas(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ValueError, match="pip install pandas"):
@@ -143,11 +137,14 @@ def test_rows_without_pandas(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -
         (lambda out: lf.compare("quickstart", ["cutmix", "tl_aling"], out=out), "did you mean tl_align"),
         (lambda out: lf.compare("quickstart", out=out, sedes=[1]), "no setting 'sedes'; did you mean seed"),
         (lambda out: lf.train(3, out=out), "a recipe is a name that labelflow list shows"),
-        (lambda out: lf.train("quickstart", out=out, epochs="3"), "epochs is a int, such as 8, not '3'"),
+        (lambda out: lf.train("quickstart", out=out, epochs="3"), "epochs must be of type int, such as 8, not '3'"),
         (lambda out: lf.train("quickstart", out=out, data=WORLD, source=WORLD), "data and source are the same"),
         (lambda out: lf.train("quickstart", out=out, dat=WORLD), "no setting 'dat'; did you mean data"),
         (lambda out: lf.compare("quickstart", out=out, seed=5), "seed 5 would not be used"),
-        (lambda out: lf.compare("quickstart", out=out, seeds=3), "seeds is a tuple, such as .0, 1, 2., not 3"),
+        (
+            lambda out: lf.compare("quickstart", out=out, seeds=3),
+            "seeds must be of type tuple, such as .* not 3",
+        ),
         (lambda out: lf.compare("quickstart", out=out, speed_rounds=-1), "speed-rounds must be at least 0"),
         (lambda out: lf.annotate(WORLD, "no_such_model", out), "no_such_model"),
         (lambda out: lf.annotate(WORLD, "resnet18", out, tops=3), "no setting 'tops'; did you mean top"),
@@ -162,10 +159,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(call: object, message: str, tm
         call(tmp_path / "out")  # type: ignore[operator]
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_data_frames_are_pandas(run: TrainedRun) -> None:
-    assert isinstance(run.to_pandas(), pandas.DataFrame)
 
 
 SCRIPT = f"""

@@ -71,5 +71,5 @@ def test_values_get_the_type_of_the_setting() -> None:
 )
 def test_values_of_another_type_are_refused(wrong: dict[str, object]) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"^{name} is a .*, such as .*, not "):
+    with pytest.raises(ValueError, match=f"^{name} must be of type .*, such as .*, not "):
         change(Typed(), **wrong)

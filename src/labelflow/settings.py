@@ -47,7 +47,7 @@ def _typed(name: str, before: Any, value: Any) -> Any:
     if kind not in ACCEPTED:
         return value
     if not isinstance(value, ACCEPTED[kind]) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} is a {kind.__name__}, such as {before!r}, not {value!r}")
+        raise ValueError(f"{name} must be of type {kind.__name__}, such as {before!r}, not {value!r}")
     return kind(value)
 
 
