@@ -11,6 +11,9 @@ are linear in their sources, so this is the paper's flow of C class scores at K/
 a label sum to 1, Norm(|W|)·Y = Norm(|W|·Y); written the second way, padding needs no special case: it carries no
 label, all zeros, and Norm leaves it out.
 
+On GPUs, attention and windows are single kernels of our own (`kernels`); what is written here is what they compute, and
+what runs elsewhere.
+
 Shapes: B batch, A attention heads, N tokens, M keys, D head width, K sources, h×w grid, P tokens without a place in it.
 """
 
@@ -20,6 +23,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+try:
+    from labelflow import kernels
+except ImportError:  # Triton is not available for this platform
+    KERNEL_DEVICES: tuple[str, ...] = ()
+else:
+    KERNEL_DEVICES = kernels.DEVICES
 
 LOG2_E = math.log2(math.e)
 CHUNK_SCORES = 2**18  # attention scores held at once on a CPU: 1 MB
@@ -54,7 +64,10 @@ class Labels:
 
     def with_map(self, labels: Tensor) -> "Labels":
         """The same tokens without a place, and another grid of labels: (B, h, w, K)."""
-        return Labels(torch.cat([self.prefix, labels.flatten(1, 2)], 1), (labels.shape[1], labels.shape[2]))
+        values = labels.flatten(1, 2)
+        if self.values.shape[1] > self.places:
+            values = torch.cat([self.prefix, values], 1)
+        return Labels(values, (labels.shape[1], labels.shape[2]))
 
 
 def normalise(labels: Tensor) -> Tensor:
@@ -64,32 +77,48 @@ def normalise(labels: Tensor) -> Tensor:
 
 def spatial(weights: Tensor, labels: Tensor) -> Tensor:
     """Y ← Norm(|W|)·Y for any weights (..., N, M), signed ones too: labels (..., M, K) -> (..., N, K)."""
-    return normalise(weights.float().abs() @ labels)
+    return normalise(product(weights.float().abs(), labels))
 
 
 def attention(weights: Tensor, labels: Tensor) -> Tensor:
     """Eq. 9, with attention weights that the model has computed: (B, A, N, M), labels (B, M, K) -> (B, N, K)."""
+    if labels.device.type in KERNEL_DEVICES and labels.shape[2] == 2:
+        return kernels.attention(weights, labels)
     weights = weights.sum(1, dtype=torch.float32)  # the mean over heads, up to what Norm takes out
-    return normalise((labels.mT.contiguous() @ weights.mT).mT)  # as (K, M)·(M, N): few rows are faster than few columns
+    return normalise(product(labels.mT.contiguous(), weights.mT).mT)  # (K, M)·(M, N): few rows are faster than columns
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in float32, also on devices that are allowed to round what they multiply to TF32, 11 bits: each
+    factor is split into 8 bits, which stay, and the rest."""
+    if left.device.type == "cpu":
+        return left @ right
+    coarse_left, coarse_right = left.bfloat16().float(), right.bfloat16().float()
+    return coarse_left @ coarse_right + (left - coarse_left) @ coarse_right + left @ (right - coarse_right)
 
 
 @torch.no_grad()
 def attend(
     query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Eqs. 6, 7 and 9, from queries and keys, where the model runs a fused kernel and no weights are to be had.
+    """Eqs. 6, 7 and 9, from queries and keys, where the model runs a fused kernel and shows no weights.
 
-    query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (1 or B, A, N, M) -> (B, N, K)
+    query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (G, A, N, M) -> (B, N, K)
+
+    A bias is added to the scores; sample b has that of group b modulo G: windows of an image may differ in it.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if labels.device.type in KERNEL_DEVICES and kernels.can_attend(query):
+        mixed = kernels.attend(query, key, labels, bias, scale)
+        return mixed if labels.shape[2] == 2 else normalise(mixed)
     nowhere = 1 - labels.sum(-1, keepdim=True)  # padding, which has no label, takes its part of the attention too
     sources = torch.cat([labels, nowhere], -1)  # (B, M, K + 1), summing to 1
-    mixed = None
+    found = None
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        mixed = _attend_in_chunks(query, key, sources, bias, scale)
-    if mixed is None:
-        mixed = _attend_fused(query, key, sources, bias, scale)
-    return normalise(mixed[..., :-1])
+        found = _attend_in_chunks(query, key, sources, bias, scale)
+    if found is None:
+        found = _attend_fused(query, key, sources, bias, scale)
+    return normalise(found[..., :-1])
 
 
 def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -97,7 +126,7 @@ def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | Non
     # Kernels want values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
     width = max(query.shape[-1], labels.shape[-1]) if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
     values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
-    bias = None if bias is None else bias.float()
+    bias = None if bias is None else bias.float().repeat(len(query) // len(bias), 1, 1, 1)
     mixed = F.scaled_dot_product_attention(query.float(), key.float(), values, attn_mask=bias, scale=scale)
     return mixed.mean(1)[..., : labels.shape[-1]]  # (B, A, N, width) -> (B, N, K)
 
@@ -109,7 +138,8 @@ def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor |
     about ±69 can make them; the fused kernel then takes over."""
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
-    samples = max(1, min(batch, CHUNK_SCORES // (heads * queries * keys)))
+    groups = 1 if bias is None else len(bias)
+    samples = _whole_groups(max(1, min(batch, CHUNK_SCORES // (heads * queries * keys))), groups)
     rows = max(1, min(queries, CHUNK_SCORES // (heads * keys)))
     buffer = labels.new_empty(samples * heads * rows * keys)
     sums = labels.new_empty(batch, labels.shape[2], heads, queries)
@@ -121,8 +151,8 @@ def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor |
             scores = buffer[: len(q) * q.shape[1] * keys].view(len(q), q.shape[1], keys)
             torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale * LOG2_E, out=scores)
             if bias is not None:
-                part = bias if len(bias) == 1 else bias[i : i + samples]
-                scores.unflatten(0, (-1, heads)).add_(part[:, :, j : j + rows], alpha=LOG2_E)
+                part = bias[i % groups : i % groups + samples, :, j : j + rows]  # (g, A, rows, M)
+                scores.unflatten(0, (-1, len(part), heads)).add_(part, alpha=LOG2_E)
             powers = torch.exp2(scores, out=scores).unflatten(0, (-1, heads)).flatten(1, 2)  # (b, A·rows, M)
             found = columns[i : i + samples] @ powers.mT  # (b, K, A·rows)
             sums[i : i + samples, :, :, j : j + rows] = found.unflatten(2, (heads, -1))
@@ -131,6 +161,13 @@ def _attend_in_chunks(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor |
     if not (low > 2.0**-100 and high < 2.0**100):
         return None
     return (sums / totals).mean(2).mT  # (B, K, A, N) -> (B, N, K)
+
+
+def _whole_groups(samples: int, groups: int) -> int:
+    """The most samples, up to so many, that are whole groups, or that a whole number of times make a group."""
+    if samples >= groups:
+        return samples - samples % groups
+    return next(count for count in range(samples, 0, -1) if groups % count == 0)
 
 
 def convolve(
@@ -147,12 +184,17 @@ def convolve(
     sources = labels.shape[3]
     size = (kernel.shape[2], kernel.shape[3])
     padding = (dilation[0] * (size[0] // 2), dilation[1] * (size[1] // 2)) if padding is None else padding
-    kernel = kernel.float().abs().sum(1, keepdim=True)
     grid = tuple(
         (side + 2 * pad - spread * (reach - 1) - 1) // step + 1
         for side, reach, step, pad, spread in zip(labels.shape[1:3], size, stride, padding, dilation, strict=True)
     )
-    weights = _places_inside(kernel, labels, stride, padding, dilation)  # (r·s, i·j)
+    # How far a kernel reaches beyond the map only differs near its border: a map as small as the kernel shows all.
+    same = stride == dilation == (1, 1) and size == (2 * padding[0] + 1, 2 * padding[1] + 1)
+    small = tuple(min(sides) for sides in zip(labels.shape[1:3], size, strict=True)) if same else None
+    if labels.device.type in KERNEL_DEVICES:
+        return kernels.convolve(kernel, labels, grid, small, stride, padding, dilation)
+    kernel = kernel.float().abs().sum(1, keepdim=True)
+    weights = _places_inside(kernel, labels, small, stride, padding, dilation)  # (r·s, i·j)
     patches = F.unfold(labels.permute(0, 3, 1, 2), size, dilation, padding, stride)  # (B, K·r·s, i·j)
     patches = patches.unflatten(1, (sources, -1))
     mixed = (patches * weights).sum(2)  # (B, K, i·j)
@@ -162,21 +204,22 @@ def convolve(
 
 
 def _places_inside(
-    kernel: Tensor, labels: Tensor, stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
+    kernel: Tensor,
+    labels: Tensor,
+    small: tuple[int, ...] | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
 ) -> Tensor:
     """The mean over channels of a kernel's weights (C, 1, r, s), normalised over the places inside: (r·s, i·j)"""
-    side, size = (labels.shape[1], labels.shape[2]), (kernel.shape[2], kernel.shape[3])
-    small = side
     present = labels[:1].sum(-1).unsqueeze(1)  # (1, 1, h, w): 1, or 0 where padding holds no label
-    if stride == dilation == (1, 1) and size == (2 * padding[0] + 1, 2 * padding[1] + 1):
-        # How far a kernel reaches beyond the map only differs near its border: a map as small as the kernel shows all.
-        small = (min(side[0], size[0]), min(side[1], size[1]))
+    if small:
         present = kernel.new_ones(1, 1, *small)
     inside = F.conv2d(present, kernel, None, stride, padding, dilation)  # (1, C, i, j)
     scale = torch.where(inside > 0, 1 / inside, 0)  # a channel of zeros moves nothing
     weights = torch.einsum("ct,cp->tp", kernel.flatten(1), scale[0].flatten(1)) / len(kernel)
-    if small != side:
-        rows, columns = (_border(*sides, kernel.device) for sides in zip(side, small, strict=True))
+    if small and small != labels.shape[1:3]:
+        rows, columns = (_border(*sides, kernel.device) for sides in zip(labels.shape[1:3], small, strict=True))
         weights = weights.unflatten(1, small)[:, rows][:, :, columns].flatten(1)
     return weights
 
@@ -191,7 +234,7 @@ def _border(length: int, small: int, device: torch.device) -> Tensor:
 
 def residual(labels: Tensor, mixed: Tensor) -> Tensor:
     """Y ← Norm(Y + g(Y)), a plain average for labels that sum to 1 (Eq. 11)."""
-    return (labels + mixed) / 2
+    return torch.lerp(labels, mixed, 0.5)
 
 
 def aggregate(
@@ -203,6 +246,8 @@ def aggregate(
 ) -> Tensor:
     """Y ← Norm(ΣYᵢ) over windows of the map, as patch embedding and merging take them: (B, h, w, K) -> (B, i, j, K)."""
     stride = stride or kernel
+    if labels.device.type in KERNEL_DEVICES:
+        return kernels.aggregate(labels, kernel, stride, padding, ceil)
     pooled = labels.permute(0, 3, 1, 2)  # columns, then rows: sums stay short, and exact to the last digits
     pooled = F.avg_pool2d(pooled, (1, kernel[1]), (1, stride[1]), (0, padding[1]), ceil)
     pooled = F.avg_pool2d(pooled, (kernel[0], 1), (stride[0], 1), (padding[0], 0), ceil)
@@ -211,5 +256,5 @@ def aggregate(
 
 def pad(labels: Tensor, multiple: tuple[int, int]) -> Tensor:
     """A map (B, h, w, K) made larger at its lower and right edge, without label, to whole windows of that size."""
-    height, width = labels.shape[1:3]
-    return F.pad(labels, (0, 0, 0, -width % multiple[1], 0, -height % multiple[0]))
+    below, right = -labels.shape[1] % multiple[0], -labels.shape[2] % multiple[1]
+    return F.pad(labels, (0, 0, 0, right, 0, below)) if below or right else labels

@@ -4,7 +4,7 @@
 """
 
 COMPUTE = (  # decides the numbers of a run
-    *("lazy", "process", "spec", "settings", "tables", "chance", "tokens", "mix", "flow", "loss", "sparse"),
+    *("lazy", "process", "spec", "settings", "tables", "chance", "tokens", "mix", "kernels", "flow", "loss", "sparse"),
     *("models", "adapters", "follow", "align"),
     *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )

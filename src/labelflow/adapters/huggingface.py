@@ -73,7 +73,7 @@ def swin_layer(module: SwinLayer, observed: Observed, labels: Labels) -> Labels:
     bias = module.attention.relative_position_bias.forward()  # (1, heads, places, places)
     mask = module.get_attn_mask(padded.shape[1], padded.shape[2], bias.dtype, bias.device)
     if mask is not None:  # (windows of an image, places, places)
-        bias = (bias + mask.unsqueeze(1)).repeat(len(padded), 1, 1, 1)
+        bias = bias + mask.unsqueeze(1)
     query, key = _heads(module, observed["query"]), _heads(module, observed["key"])  # (B·windows, A, places, D)
     mixed = windows.mix(padded, window, shift, lambda parts: flow.attend(query, key, parts, bias))
     height, width = labels.grid

@@ -31,7 +31,7 @@ def _mix_windows(block: SwinTransformerBlock, observed: Observed, labels: Tensor
     bias = block.attn._get_rel_pos_bias()  # (1, heads, places, places)
     mask = block.get_attn_mask(labels.new_empty(1, *padded, 1)) if block.dynamic_mask else block.attn_mask
     if mask is not None:  # (windows of an image, places, places)
-        bias = (bias + mask.unsqueeze(1)).repeat(count // len(mask), 1, 1, 1)
+        bias = bias + mask.unsqueeze(1)
     return flow.attend(query, key, labels, bias)
 
 

@@ -77,7 +77,7 @@ def swin_block(module: SwinTransformerBlock, observed: Observed, labels: Labels)
     bias = attention.get_relative_position_bias()  # (1, heads, places, places)
     if rows or columns:
         mask = windows.mask(grid, window, (rows, columns), bias.device)
-        bias = (bias + mask.unsqueeze(1)).repeat(len(tokens), 1, 1, 1)
+        bias = bias + mask.unsqueeze(1)
     mixed = windows.mix(
         padded,
         window,

@@ -27,9 +27,13 @@ def join(windows: Tensor, window: tuple[int, int], grid: tuple[int, int]) -> Ten
 def mix(labels: Tensor, window: tuple[int, int], shift: tuple[int, int], move: Callable[[Tensor], Tensor]) -> Tensor:
     """What `move` makes of the windows (B·windows, r·s, K) of a map (B, h, w, K) that is shifted, then padded."""
     height, width = labels.shape[1:3]
-    shifted = flow.pad(torch.roll(labels, (-shift[0], -shift[1]), (1, 2)), window)
+    shifted = flow.pad(_roll(labels, (-shift[0], -shift[1])), window)
     moved = join(move(split(shifted, window)), window, (shifted.shape[1], shifted.shape[2]))
-    return torch.roll(moved[:, :height, :width], shift, (1, 2))
+    return _roll(moved[:, :height, :width], shift)
+
+
+def _roll(labels: Tensor, shift: tuple[int, int]) -> Tensor:
+    return torch.roll(labels, shift, (1, 2)) if any(shift) else labels
 
 
 def mask(grid: tuple[int, int], window: tuple[int, int], shift: tuple[int, int], device: torch.device) -> Tensor:
