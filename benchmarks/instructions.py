@@ -2,9 +2,9 @@
 
     python benchmarks/instructions.py
 
-`flow.attend` on a GPU is one Triton kernel. For the shapes of some models it is compiled for an A100 (sm_80) and an H100
-(sm_90), and read back with the disassembler that comes with Triton: instructions of its innermost loop for each score,
-and of the loop over heads around it for each query. `roofline.py` has the numbers. Spilled registers are counted, too.
+`flow.attend` on a GPU is one Triton kernel. For the shapes of some models it is compiled for an A100 (sm_80) and an
+H100 (sm_90), and read with the disassembler that comes with Triton: instructions of its innermost loop for each score,
+and of the loop over heads around it for each query. `roofline.py` has these numbers. STACK: bytes of spilled registers.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def launch_of(heads: int, queries: int, keys: int, width: int, biased: bool) -> 
 
         def __call__(self, *arguments: Any, **named: Any) -> None:
             bound = dict(zip(self.kernel.arg_names, arguments, strict=False))
-            options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+            options: dict[str, int] = {name: named.pop(name) for name in ("num_warps", "num_stages")}
             launches.append(Launch(self.kernel, bound | named, options))
 
     qkv = torch.zeros(2, queries, 3, heads, width, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)
@@ -73,7 +73,7 @@ def launch_of(heads: int, queries: int, keys: int, width: int, biased: bool) -> 
 
 
 def compile_for(launch: Launch, capability: int) -> bytes:
-    """The binary that a GPU of this capability runs: 80, 90. Arguments are specialised as Triton does it at a launch."""
+    """The binary for GPUs of a capability, 80 or 90. Arguments are specialised as Triton does it at a launch."""
     constants, signature, hints = {}, {}, {}
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
@@ -95,8 +95,10 @@ def disassemble(binary: bytes) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(binary)
-        tools = ([TOOLS / "nvdisasm", "-c", path], [TOOLS / "cuobjdump", "-res-usage", path])
-        code, usage = (subprocess.run(tool, capture_output=True, text=True, check=True).stdout for tool in tools)
+        code, usage = (
+            subprocess.run([TOOLS / tool, option, path], capture_output=True, text=True, check=True).stdout
+            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
+        )
     return code, " ".join(re.findall(r"REG:\d+|STACK:\d+", usage))
 
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import labelflow as lf
-import labelflow.models  # noqa: F401  (registers PVT with timm)
+import labelflow.models
 from labelflow import flow
 
 UTILISATION = 0.45  # of the bf16 peak: of a whole training step, and of tensor cores in a label kernel
@@ -218,8 +218,9 @@ def _observe_labels(model: nn.Module, images: Tensor) -> tuple[list[Attend], Cou
     share = images.new_empty(len(images), 1, *images.shape[2:])
 
     def attend(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        attends.append(Attend(*query.shape[:3], *key.shape[2:], 0 if bias is None else _bytes(bias)))
-        return labels.new_empty(len(labels), query.shape[2], labels.shape[2])
+        batch, heads, queries, width = query.shape
+        attends.append(Attend(batch, heads, queries, key.shape[2], width, 0 if bias is None else _bytes(bias)))
+        return labels.new_empty(batch, queries, labels.shape[2])
 
     def one_kernel(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(*arguments: Any, **named: Any) -> Tensor:
@@ -311,35 +312,37 @@ def _span(seconds: Seconds, digits: int, unit: float = 1) -> str:
 
 
 def assumptions(batch: int, tile: tuple[int, int]) -> list[str]:
-    gpus = [
-        f"{gpu.name}: {gpu.bf16_flops / 1e12:.0f} TFLOPS in bf16 (dense), {gpu.tf32_flops / 1e12:.0f} in TF32, "
-        f"{gpu.bandwidth / 1e12:.2f} TB/s, {gpu.multiprocessors} multiprocessors at {gpu.clock / 1e9:.2f} GHz with "
-        f"{gpu.fp32_lanes} FP32 units and {gpu.special_lanes} special function units, {gpu.issued_lanes // 32} "
-        f"instructions issued per clock; a score takes {gpu.plain.all:g} instructions, of which {gpu.plain.fp32:g} FP32 "
-        f"and {gpu.plain.powers:g} powers of two (with a bias {gpu.biased.all:g}, {gpu.biased.fp32:g}, "
-        f"{gpu.biased.powers:g}), and a query of a head {gpu.plain.around:g} ({gpu.biased.around:g}) more: counted by "
-        "benchmarks/instructions.py"
-        for gpu in (A100, H100)
-    ]
     return [
-        f"{batch} images of 224 pixels in bf16; FLOPs of a step: three times those of the forward pass.",
-        f"step: its FLOPs at {UTILISATION:.0%} of the bf16 peak. Models of this size are usually slower: labels weigh less.",
-        f"eager step, at least: or what its operations read and write one by one, all in bf16, at {MEMORY:.0%} of the "
-        "bandwidth, if that is slower. The optimiser is left out.",
-        f"label kernel: tiles of {tile[0]} queries × {tile[1]} keys, padded to whole ones; a loop over heads; queries and "
-        "keys read once from memory (again from the cache for every tile of queries, which is not counted), as is a bias; "
-        "labels and results in float32.",
-        f"its parts: tensor cores at {UTILISATION:.0%} of their peak, CUDA cores at {CORES:.0%} of what is busiest (FP32 "
-        f"units, special function units, schedulers), memory at {MEMORY:.0%}. First number: all at the same time, the "
-        "slowest decides; second: one after another.",
-        "other label operations: what each of them reads and writes, without fusing; a convolution or a pooling of labels "
-        "is one kernel.",
-        "without the kernel: queries and keys copied to float32, scaled_dot_product_attention with three TF32 products for "
-        "each product, and 64 columns of values.",
-        f"host: {1e6 * LAUNCH_SECONDS:.0f} µs for each launch that labels add, not part of the ratios: it is hidden while "
-        "the GPU has work queued, and CUDA graphs or torch.compile remove most of it.",
-        *gpus,
+        f"{batch} images of 224 pixels in bf16. FLOPs of a step: three times those of the forward pass.",
+        f"Step: its FLOPs at {UTILISATION:.0%} of the bf16 peak. Most training is slower, and labels weigh less then.",
+        f"Eager step, at least: what its operations read and write one by one, all in bf16, at {MEMORY:.0%} of the "
+        "bandwidth, where that takes longer. The optimiser is left out.",
+        f"Label kernel: tiles of {tile[0]} queries × {tile[1]} keys, only whole ones; a loop over heads; queries, keys "
+        "and bias are read from memory once (more often from the cache, which is not counted); labels and results are "
+        "float32.",
+        f"Its parts: tensor cores at {UTILISATION:.0%} of their peak; CUDA cores at {CORES:.0%} of the peak of what is "
+        f"busiest, FP32 units, special function units or schedulers; memory at {MEMORY:.0%}. The first number: all at "
+        "the same time, so that the slowest decides. The second: one after another.",
+        "Other label operations: what each of them reads and writes; none are fused. A convolution or a pooling of "
+        "labels is one kernel.",
+        "Without the kernel: queries and keys are copied to float32; scaled_dot_product_attention computes three "
+        "products in TF32 for each one, and 64 columns of values.",
+        f"Host: {1e6 * LAUNCH_SECONDS:.0f} µs for each kernel that labels add. Not part of the ratios: the GPU does "
+        "not notice while it has work queued, and torch.compile fuses most of them.",
+        *map(_describe, (A100, H100)),
     ]
+
+
+def _describe(gpu: GPU) -> str:
+    plain, biased = gpu.plain, gpu.biased
+    return (
+        f"{gpu.name}: {gpu.bf16_flops / 1e12:.0f} TFLOPS in bf16, {gpu.tf32_flops / 1e12:.0f} in TF32, dense; "
+        f"{gpu.bandwidth / 1e12:.2f} TB/s; {gpu.multiprocessors} multiprocessors at {gpu.clock / 1e9:.2f} GHz, each "
+        f"with {gpu.fp32_lanes} FP32 units, {gpu.special_lanes} special function units and {gpu.issued_lanes // 32} "
+        f"schedulers. Instructions (benchmarks/instructions.py): {plain.all:g} for a score, of which {plain.fp32:g} "
+        f"FP32 and {plain.powers:g} powers of two, and {plain.around:g} for a query and head; with a bias "
+        f"{biased.all:g}, {biased.fp32:g}, {biased.powers:g} and {biased.around:g}."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
