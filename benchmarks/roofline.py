@@ -232,8 +232,9 @@ def _observe_labels(model: nn.Module, images: Tensor) -> tuple[list[Attend], Cou
 
         return run
 
+    single = {name: one_kernel(getattr(flow, name)) for name in ("attention", "convolve", "aggregate")}
     with (
-        patch.multiple(flow, attend=attend, convolve=one_kernel(flow.convolve), aggregate=one_kernel(flow.aggregate)),
+        patch.multiple(flow, attend=attend, **single),
         patch.object(torch, "autocast", lambda *arguments, **named: nullcontext()),  # the meta device knows none
         ledger,
     ):
@@ -323,8 +324,8 @@ def assumptions(batch: int, tile: tuple[int, int]) -> list[str]:
         f"Its parts: tensor cores at {UTILISATION:.0%} of their peak; CUDA cores at {CORES:.0%} of the peak of what is "
         f"busiest, FP32 units, special function units or schedulers; memory at {MEMORY:.0%}. The first number: all at "
         "the same time, so that the slowest decides. The second: one after another.",
-        "Other label operations: what each of them reads and writes; none are fused. A convolution or a pooling of "
-        "labels is one kernel.",
+        "Other label operations: what each of them reads and writes; none are fused. Attention whose weights the model "
+        "shows, a convolution and a pooling of labels are one kernel each.",
         "Without the kernel: queries and keys are copied to float32; scaled_dot_product_attention computes three "
         "products in TF32 for each one, and 64 columns of values.",
         f"Host: {1e6 * LAUNCH_SECONDS:.0f} µs for each kernel that labels add. Not part of the ratios: the GPU does "
