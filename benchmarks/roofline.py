@@ -232,7 +232,7 @@ def _observe_labels(model: nn.Module, images: Tensor) -> tuple[list[Attend], Cou
 
         return run
 
-    single = {name: one_kernel(getattr(flow, name)) for name in ("attention", "convolve", "aggregate")}
+    single: dict[str, Any] = {name: one_kernel(getattr(flow, name)) for name in ("attention", "convolve", "aggregate")}
     with (
         patch.multiple(flow, attend=attend, **single),
         patch.object(torch, "autocast", lambda *arguments, **named: nullcontext()),  # the meta device knows none
