@@ -9,19 +9,30 @@ the paper's ResNet-50, with random weights: they change no time. Prints a table,
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from labelflow.comparison import measure_speeds
+from labelflow.comparison import Speed, measure_speeds
 from labelflow.recipes import find
-from labelflow.recipes.methods import METHODS, Method, find_method
+from labelflow.recipes.methods import find_method
 
 PAPER = {"tl_align": 0.97, "transmix": 1.00, "saliencymix": 0.98, "attentive_cutmix": 0.74, "puzzlemix": 0.43}
 ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', init='')/plain"
 ROWS = ("cutmix", "tl_align", "transmix", "saliencymix", ATTENTIVE, "puzzlemix")
 LATER = ("puzzlemix_full=puzzlemix(size=1.0)/plain", "smmix=smmix/sm_mix", "tokenmix=tokenmix(patch={patch})/plain")
+
+
+def measure(methods: Iterable[str], model: str, batch: int, rounds: int, **changes: Any) -> dict[str, Speed]:
+    """The speeds of methods, such as those of ROWS, relative to the first; changes: to DeiT-S's recipe."""
+    recipe = find("deit_small_cutmix").recipe.change(
+        model=model, source=f"world(train={batch}, val=8)", micro_batch=batch, repeats=1, workers=0, **changes
+    )
+    found = [find_method(text) for text in methods]
+    return measure_speeds({method.name: method.of(recipe) for method in found}, rounds)
 
 
 def main() -> None:
@@ -37,15 +48,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
 
-    recipe = find("deit_small_cutmix").recipe.change(
-        model=options.model,
-        source=f"world(train={options.batch}, val=8)",
-        micro_batch=options.batch,
-        repeats=1,
-        workers=0,
-    )
-    methods: list[Method] = [METHODS.get(text) or find_method(text) for text in ROWS + LATER * options.later]
-    speeds = measure_speeds({method.name: method.of(recipe) for method in methods}, options.rounds)
+    speeds = measure(ROWS + LATER * options.later, options.model, options.batch, options.rounds)
     print(f"{options.model}, batch {options.batch}, {options.rounds} rounds")
     print(f"{'':20}{'images/s':>10}{'quartiles':>20}{'paper':>8}{'ms':>9}")
     for name, speed in speeds.items():
