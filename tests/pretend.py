@@ -31,6 +31,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -38,14 +39,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 import labelflow
 
 DEVICE = "pretend"
-SOURCE, TORCH = f"{Path(labelflow.__file__).parent}/", f"{Path(torch.__file__).parent}/"
-PACKAGES = f"{Path(torch.__file__).parent.parent}/"
+TORCH = f"{Path(torch.__file__).parent}/"
+HOMES = [f"{Path(package.__file__).parent.parent}/" for package in (labelflow, torch)]  # of packages
+STAGED = 64 * 1024  # bytes that CUDA takes from memory that is not pinned without a look at what the device does
 aten = torch.ops.aten
 
 WAITING = {  # operators whose result, or its size, the host has to know
     *(aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.bincount.default),
     *(aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.unique_dim.default),
-    *(aten.unique_consecutive.default, aten.unique_dim_consecutive.default),
+    *(aten.unique_consecutive.default, aten.unique_dim_consecutive.default, aten.allclose.default),
 }
 INDEXING = {  # operators that take indices
     *(aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.index_put_.default),
@@ -68,7 +70,7 @@ SINGLE = (
 
 
 class Place(NamedTuple):
-    function: str  # of labelflow, "mixers/base.py:partners"; of others, "timm/layers/drop.py:drop_path"
+    function: str  # such as "labelflow/mixers/base.py:partners" or "timm/layers/drop.py:drop_path"
     line: int
 
 
@@ -100,6 +102,9 @@ class Log:
     """What was noticed."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.waits: list[Note] = []
         self.meetings: list[Note] = []
         self.host_scalars: list[Note] = []
@@ -130,8 +135,8 @@ class Log:
             self.waits.append(Note(_place(), "a copy to the host"))
         elif is_now and not was and blocks:
             self.waits.append(Note(_place(), "a copy to the device that blocks"))
-        elif is_now and not was and not _is_pinned(source):
-            self.waits.append(Note(_place(), "a copy to the device from memory that is not pinned"))
+        elif is_now and not was and not _is_pinned(source) and source.nbytes > STAGED:
+            self.waits.append(Note(_place(), f"a copy of {source.nbytes} bytes from memory that is not pinned"))
         after = into.dtype if into is not None else kwargs.get("dtype") or source.dtype
         if was and is_now and after != source.dtype:
             self.casts.append(Cast(_place(), tuple(source.shape), source.dtype, after))
@@ -210,6 +215,8 @@ def pretending() -> Iterator[Log]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         torch._C._set_only_lift_cpu_tensors(True)  # tensors made of Python's numbers are seen on their way
         stack.enter_context(mock.patch.object(_Hook, "available", True))
+        stack.enter_context(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
+        stack.enter_context(mock.patch.object(optimizer, "_foreach_supported_types", [Tensor, nn.Parameter, OnDevice]))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # another thread would see no device
         stack.enter_context(_noticing([log]))
         stack.enter_context(_Watch())
@@ -227,7 +234,7 @@ def launches(call: Callable[..., object], *inputs: Tensor) -> int:
         if isinstance(call, nn.Module):
             call.to(DEVICE)
         inputs = tuple(tensor.to(DEVICE) for tensor in inputs)
-        log.launches.clear()
+        log.clear()
         call(*inputs)
         return log.launches.total()
 
@@ -250,9 +257,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     made = func(*args, **kwargs)
-    if not goes:
-        return made
-    return tree_map(lambda leaf: given.get(id(leaf)) or OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, made)
+    return tree_map(lambda leaf: _sent(leaf, given), made) if goes else made
+
+
+def _sent(leaf: Any, given: dict[int, OnDevice]) -> Any:
+    """The same on the device: one of those that were given, if it was changed in place."""
+    return given.get(id(leaf), OnDevice(leaf)) if isinstance(leaf, Tensor) else leaf
 
 
 def _goes_to_device(leaves: Any, kwargs: dict[str, Any]) -> bool:
@@ -283,7 +293,7 @@ def _place() -> Place:
     while frame.f_code.co_filename.startswith((TORCH, __file__)):
         frame = frame.f_back
     path, function = frame.f_code.co_filename, frame.f_code.co_qualname.split(".<locals>")[0]
-    home = next((home for home in (SOURCE, PACKAGES) if path.startswith(home)), f"{Path(path).parent}/")
+    home = next((home for home in HOMES if path.startswith(home)), f"{Path(path).parent}/")
     return Place(f"{path.removeprefix(home)}:{function}", frame.f_lineno)
 
 
