@@ -20,6 +20,7 @@ when it is needed first, and stays; but other tests in this process see no devic
 `pretending` only. What other threads do is not seen.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -112,6 +113,11 @@ class Log:
         self.attention: list[Attention] = []
         self.launches: Counter[str] = Counter()
 
+    def large_casts(self, size: int) -> list[Cast]:
+        """Copies in another dtype of at least so many numbers, those that labelflow itself makes."""
+        own = [cast for cast in self.casts if cast.place.function.startswith("labelflow/")]
+        return [cast for cast in own if math.prod(cast.shape) >= size]
+
     def notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What an operator that takes or makes tensors on the device means to the host."""
         if func in (aten._to_copy.default, aten.copy_.default):
@@ -154,16 +160,19 @@ class Log:
 
     def _notice_company(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = tree_leaves((args, kwargs))
-        on_host = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice)]
-        shapes = [tuple(tensor.shape) for tensor in on_host if tensor.ndim]
-        if shapes:
-            self.meetings.append(Note(_place(), f"{func} with {shapes} on the host"))
-        elif on_host and func is aten.where.self:  # the one that copies it, and waits
-            self.waits.append(Note(_place(), f"{func} with a number on the host"))
-        elif on_host:
-            self.host_scalars.append(Note(_place(), str(func)))
         if any(isinstance(leaf, torch.Generator) for leaf in leaves):  # there are none of the device
             self.meetings.append(Note(_place(), f"{func} with a generator on the host"))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
+        shapes = [tuple(tensor.shape) for tensor in on_host if tensor.ndim]
+        if len(on_host) in (0, len(tensors)):
+            return
+        if shapes:
+            self.meetings.append(Note(_place(), f"{func} with {shapes} on the host"))
+        elif func is aten.where.self:  # the one that copies it, and waits
+            self.waits.append(Note(_place(), f"{func} with a number on the host"))
+        else:
+            self.host_scalars.append(Note(_place(), str(func)))
 
 
 class OnDevice(Tensor):

@@ -100,6 +100,7 @@ NO_WAITS: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda x: x.masked_fill_(x > 0, 0.0),
     "number for a mask": lambda x: x.__setitem__(x > 0, 0.0),
     "made there": lambda x: torch.arange(4, device=x.device) + torch.rand(4, device=x.device),
+    "made there, like something here": lambda x: torch.zeros_like(torch.ones(4), device=x.device) + x,
     "one-hot": lambda x: F.one_hot(torch.arange(4, device=x.device), 5),
     "small copy": lambda x: torch.ones(STAGED // 4).to(x.device, non_blocking=True),
     "pinned copy": lambda x: torch.ones(STAGED).pin_memory()[1:].to(x.device, non_blocking=True),
@@ -155,6 +156,10 @@ def test_casts_and_the_dtypes_of_attention_are_told() -> None:
             assert F.linear(query, query[0, 0]).dtype == torch.bfloat16
             assert query.softmax(-1).dtype == torch.float32
         assert [call.query.dtype for call in log.attention] == [torch.bfloat16, torch.bfloat16]
+        log.clear()
+        lf.soft_labels(query[0, 0], 8)  # has a .float() of its own
+        assert [cast.place.function for cast in log.large_casts(40)] == ["labelflow/loss.py:soft_labels"]
+        assert not log.large_casts(41)
 
 
 def test_kernels_are_counted() -> None:
