@@ -8,7 +8,7 @@ On a GPU the host runs ahead of the device, and that is fast only as long as not
         model(images).sum().backward()
     log.waits          # where the host waits: .item(), .tolist(), boolean masks, copies that block, ...
     log.meetings       # where tensors of two devices meet, which a GPU refuses
-    log.host_scalars   # where single numbers on the host meet them, which a GPU allows and a CUDA graph keeps for ever
+    log.host_scalars   # where tensors of one number on the host meet them: a GPU allows it, a CUDA graph freezes it
     log.casts          # copies in another dtype
     log.attention      # calls of scaled_dot_product_attention
     log.launches       # how many kernels each operator would launch
@@ -133,9 +133,8 @@ class Log:
 
     def _notice_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         into, source = args[:2] if func is aten.copy_.default else (None, args[0])
-        was, is_now = isinstance(source, OnDevice), _goes_to_device((source,), kwargs)
-        if into is not None:
-            is_now = isinstance(into, OnDevice)
+        was = isinstance(source, OnDevice)
+        is_now = _goes_to_device((source,), kwargs) if into is None else isinstance(into, OnDevice)
         blocks = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if was and not is_now:
             self.waits.append(Note(_place(), "a copy to the host"))
@@ -143,7 +142,7 @@ class Log:
             self.waits.append(Note(_place(), "a copy to the device that blocks"))
         elif is_now and not was and not _is_pinned(source) and source.nbytes > STAGED:
             self.waits.append(Note(_place(), f"a copy of {source.nbytes} bytes from memory that is not pinned"))
-        after = into.dtype if into is not None else kwargs.get("dtype") or source.dtype
+        after = (kwargs.get("dtype") or source.dtype) if into is None else into.dtype
         if was and is_now and after != source.dtype:
             self.casts.append(Cast(_place(), tuple(source.shape), source.dtype, after))
 
@@ -224,6 +223,7 @@ def pretending() -> Iterator[Log]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         torch._C._set_only_lift_cpu_tensors(True)  # tensors made of Python's numbers are seen on their way
         stack.enter_context(mock.patch.object(_Hook, "available", True))
+        # Parameters stay the same objects when their module goes to the device, and optimizers take them together.
         stack.enter_context(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
         stack.enter_context(mock.patch.object(optimizer, "_foreach_supported_types", [Tensor, nn.Parameter, OnDevice]))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # another thread would see no device
