@@ -8,7 +8,7 @@ On a GPU the host runs ahead of the device, and that is fast only as long as not
         model(images).sum().backward()
     log.waits          # where the host waits: .item(), .tolist(), boolean masks, copies that block, ...
     log.meetings       # where tensors of two devices meet, which a GPU refuses
-    log.host_scalars   # where single numbers on the host meet them, which a GPU allows and a CUDA graph keeps for ever
+    log.host_scalars   # where tensors of one number on the host meet them: a GPU allows it, a CUDA graph freezes it
     log.casts          # copies in another dtype
     log.attention      # calls of scaled_dot_product_attention
     log.launches       # how many kernels each operator would launch
@@ -20,6 +20,7 @@ when it is needed first, and stays; but other tests in this process see no devic
 `pretending` only. What other threads do is not seen.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -38,14 +40,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 import labelflow
 
 DEVICE = "pretend"
-SOURCE, TORCH = f"{Path(labelflow.__file__).parent}/", f"{Path(torch.__file__).parent}/"
-PACKAGES = f"{Path(torch.__file__).parent.parent}/"
+TORCH = f"{Path(torch.__file__).parent}/"
+HOMES = [f"{Path(package.__file__).parent.parent}/" for package in (labelflow, torch)]  # of packages
+STAGED = 64 * 1024  # bytes that CUDA takes from memory that is not pinned without a look at what the device does
 aten = torch.ops.aten
 
 WAITING = {  # operators whose result, or its size, the host has to know
     *(aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.bincount.default),
     *(aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.unique_dim.default),
-    *(aten.unique_consecutive.default, aten.unique_dim_consecutive.default),
+    *(aten.unique_consecutive.default, aten.unique_dim_consecutive.default, aten.allclose.default),
 }
 INDEXING = {  # operators that take indices
     *(aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.index_put_.default),
@@ -68,7 +71,7 @@ SINGLE = (
 
 
 class Place(NamedTuple):
-    function: str  # of labelflow, "mixers/base.py:partners"; of others, "timm/layers/drop.py:drop_path"
+    function: str  # such as "labelflow/mixers/base.py:partners" or "timm/layers/drop.py:drop_path"
     line: int
 
 
@@ -100,12 +103,20 @@ class Log:
     """What was noticed."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.waits: list[Note] = []
         self.meetings: list[Note] = []
         self.host_scalars: list[Note] = []
         self.casts: list[Cast] = []
         self.attention: list[Attention] = []
         self.launches: Counter[str] = Counter()
+
+    def large_casts(self, size: int) -> list[Cast]:
+        """Copies in another dtype of at least so many numbers, those that labelflow itself makes."""
+        own = [cast for cast in self.casts if cast.place.function.startswith("labelflow/")]
+        return [cast for cast in own if math.prod(cast.shape) >= size]
 
     def notice(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What an operator that takes or makes tensors on the device means to the host."""
@@ -122,17 +133,16 @@ class Log:
 
     def _notice_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         into, source = args[:2] if func is aten.copy_.default else (None, args[0])
-        was, is_now = isinstance(source, OnDevice), _goes_to_device((source,), kwargs)
-        if into is not None:
-            is_now = isinstance(into, OnDevice)
+        was = isinstance(source, OnDevice)
+        is_now = _goes_to_device((source,), kwargs) if into is None else isinstance(into, OnDevice)
         blocks = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if was and not is_now:
             self.waits.append(Note(_place(), "a copy to the host"))
         elif is_now and not was and blocks:
             self.waits.append(Note(_place(), "a copy to the device that blocks"))
-        elif is_now and not was and not _is_pinned(source):
-            self.waits.append(Note(_place(), "a copy to the device from memory that is not pinned"))
-        after = into.dtype if into is not None else kwargs.get("dtype") or source.dtype
+        elif is_now and not was and not _is_pinned(source) and source.nbytes > STAGED:
+            self.waits.append(Note(_place(), f"a copy of {source.nbytes} bytes from memory that is not pinned"))
+        after = (kwargs.get("dtype") or source.dtype) if into is None else into.dtype
         if was and is_now and after != source.dtype:
             self.casts.append(Cast(_place(), tuple(source.shape), source.dtype, after))
 
@@ -149,16 +159,19 @@ class Log:
 
     def _notice_company(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves = tree_leaves((args, kwargs))
-        on_host = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice)]
-        shapes = [tuple(tensor.shape) for tensor in on_host if tensor.ndim]
-        if shapes:
-            self.meetings.append(Note(_place(), f"{func} with {shapes} on the host"))
-        elif on_host and func is aten.where.self:  # the one that copies it, and waits
-            self.waits.append(Note(_place(), f"{func} with a number on the host"))
-        elif on_host:
-            self.host_scalars.append(Note(_place(), str(func)))
         if any(isinstance(leaf, torch.Generator) for leaf in leaves):  # there are none of the device
             self.meetings.append(Note(_place(), f"{func} with a generator on the host"))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, OnDevice)]
+        shapes = [tuple(tensor.shape) for tensor in on_host if tensor.ndim]
+        if len(on_host) in (0, len(tensors)):
+            return
+        if shapes:
+            self.meetings.append(Note(_place(), f"{func} with {shapes} on the host"))
+        elif func is aten.where.self:  # the one that copies it, and waits
+            self.waits.append(Note(_place(), f"{func} with a number on the host"))
+        else:
+            self.host_scalars.append(Note(_place(), str(func)))
 
 
 class OnDevice(Tensor):
@@ -210,6 +223,9 @@ def pretending() -> Iterator[Log]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         torch._C._set_only_lift_cpu_tensors(True)  # tensors made of Python's numbers are seen on their way
         stack.enter_context(mock.patch.object(_Hook, "available", True))
+        # Parameters stay the same objects when their module goes to the device, and optimizers take them together.
+        stack.enter_context(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
+        stack.enter_context(mock.patch.object(optimizer, "_foreach_supported_types", [Tensor, nn.Parameter, OnDevice]))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # another thread would see no device
         stack.enter_context(_noticing([log]))
         stack.enter_context(_Watch())
@@ -227,7 +243,7 @@ def launches(call: Callable[..., object], *inputs: Tensor) -> int:
         if isinstance(call, nn.Module):
             call.to(DEVICE)
         inputs = tuple(tensor.to(DEVICE) for tensor in inputs)
-        log.launches.clear()
+        log.clear()
         call(*inputs)
         return log.launches.total()
 
@@ -250,9 +266,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     made = func(*args, **kwargs)
-    if not goes:
-        return made
-    return tree_map(lambda leaf: given.get(id(leaf)) or OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, made)
+    return tree_map(lambda leaf: _sent(leaf, given), made) if goes else made
+
+
+def _sent(leaf: Any, given: dict[int, OnDevice]) -> Any:
+    """The same on the device: one of those that were given, if it was changed in place."""
+    return given.get(id(leaf), OnDevice(leaf)) if isinstance(leaf, Tensor) else leaf
 
 
 def _goes_to_device(leaves: Any, kwargs: dict[str, Any]) -> bool:
@@ -283,7 +302,7 @@ def _place() -> Place:
     while frame.f_code.co_filename.startswith((TORCH, __file__)):
         frame = frame.f_back
     path, function = frame.f_code.co_filename, frame.f_code.co_qualname.split(".<locals>")[0]
-    home = next((home for home in (SOURCE, PACKAGES) if path.startswith(home)), f"{Path(path).parent}/")
+    home = next((home for home in HOMES if path.startswith(home)), f"{Path(path).parent}/")
     return Place(f"{path.removeprefix(home)}:{function}", frame.f_lineno)
 
 

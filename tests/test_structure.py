@@ -46,7 +46,7 @@ def test_files_can_be_read_in_one_sitting() -> None:
 TESTS = Path(__file__).parent
 EVERYTHING = {  # tests of the whole, not of one module
     *("compile", "distributed", "docs", "examples", "golden", "golden_conventions", "overfit", "structure"),
-    *("notebooks", "training_examples"),
+    *("device", "notebooks", "training_examples"),
 }
 
 

@@ -3,8 +3,10 @@
 Shapes: B batch, C classes, H×W pixels, h×w any map.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from labelflow.align import Student
@@ -22,7 +24,7 @@ class UnmixedBatch(NamedTuple):
     @property
     def denormalised(self) -> Tensor:
         """The images without mean and std, (B, 3, H, W) in [0, 1]."""
-        mean, std = (self.images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
+        mean, std = (per_channel(values, self.images) for values in (self.mean, self.std))
         return (self.images.detach() * std + mean).clamp(0, 1)
 
 
@@ -37,3 +39,8 @@ class Guide(Protocol):
     parameters: int  # of a model that it runs beside the one that is trained
 
     def __call__(self, batch: UnmixedBatch) -> Guidance: ...
+
+
+def per_channel(values: Sequence[float], like: Tensor) -> Tensor:
+    """(C, 1, 1), where the images are, and of their dtype; the host does not wait for the device."""
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True).reshape(-1, 1, 1)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labelflow.guides.base import Guidance, UnmixedBatch
+from labelflow.guides.base import Guidance, UnmixedBatch, per_channel
 from labelflow.models.create import create
 
 
@@ -43,7 +43,7 @@ class CNN:
         images = batch.denormalised.to(weight.dtype)
         if self.size and images.shape[2:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
-        mean, std = (images.new_tensor(values).reshape(-1, 1, 1) for values in (self.mean, self.std))
+        mean, std = (per_channel(values, images) for values in (self.mean, self.std))
         images = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
         return Guidance(_mean_over_channels(self.trunk, self.trunk.forward_features(images)))
 

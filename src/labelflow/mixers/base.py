@@ -69,7 +69,7 @@ def partners(pairing: Pairing, batch: int, device: torch.device, generator: Gene
     """Who is mixed with whom, (B,). In an odd batch's middle, "flip" pairs an image with itself."""
     if pairing == "flip":
         return torch.arange(batch - 1, -1, -1, device=device)
-    return torch.randperm(batch, generator=generator, device=_device(generator)).to(device)
+    return torch.randperm(batch, generator=generator, device=_device(generator)).to(device, non_blocking=True)
 
 
 def draws(per: Per, batch: int) -> int:

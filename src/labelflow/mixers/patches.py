@@ -48,7 +48,8 @@ class _Patches:
         grid = (height // self.patch, width // self.patch)
         partner = partners(self.pairing, batch, images.device, generator)
         pasted = self._wanted(draws(self.per, batch), grid, generator)
-        share = 1 - self._chosen(pasted, grid, generator).float().to(images.device, non_blocking=True)  # (count, h, w)
+        chosen = self._chosen(pasted, grid, generator).to(images.device, non_blocking=True)  # as bool: few bytes
+        share = 1 - chosen.float()  # (count, h, w)
         share = share.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)
         return Mix(partner, spread(share.unsqueeze(1), batch))
 

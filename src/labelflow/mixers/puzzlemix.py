@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from labelflow.guides.base import per_channel
 from labelflow.mix import Mix
 from labelflow.mixers.base import (
     Pairing,
@@ -120,7 +121,7 @@ class PuzzleMix:
             raise ValueError(f"std has {len(self.std)} values for images of {images.shape[1]} channels; give one each")
         rows, columns = (min(self.neigh, side // count) for side in images.shape[2:])  # pixels of a block
         pixels = F.adaptive_avg_pool2d(images.float(), (count * rows, count * columns))
-        pixels = pixels * pixels.new_tensor(self.std).reshape(-1, 1, 1)
+        pixels = pixels * per_channel(self.std, pixels)
         return _facing(pixels, partner, columns, rows), _facing(pixels.mT, partner, rows, columns).mT
 
 

@@ -63,5 +63,6 @@ def _peaks(importance: Tensor, height: int, width: int) -> Tensor:
     rows, columns = importance.shape[1:]
     value, cell = importance.flatten(1).max(1)
     row, column = cell // columns, cell % columns
-    peak = torch.stack([(2 * row + 1) * height // (2 * rows), (2 * column + 1) * width // (2 * columns)], 1)
-    return peak.where((value > 0).unsqueeze(1), peak.new_tensor([height // 2, width // 2]))
+    found = value > 0
+    y, x = (2 * row + 1) * height // (2 * rows), (2 * column + 1) * width // (2 * columns)
+    return torch.stack([y.where(found, height // 2), x.where(found, width // 2)], 1)
