@@ -47,7 +47,7 @@ MODELS = {  # a name of timm's or ours, and whether its attention is fused
 
 
 class Instructions(NamedTuple):
-    """Of a thread of the label kernel, as benchmarks/instructions.py counts them."""
+    """Of a thread of the label kernel, as benchmarks/kernels.py counts them."""
 
     fp32: float  # for each score
     powers: float  # for each score: 2^x, in special function units
@@ -72,11 +72,11 @@ class GPU:
 
 A100 = GPU(
     "A100 SXM 80 GB", 108, 1.41e9, 64, 16, 128, 312e12, 156e12, 2.04e12,
-    Instructions(8.5, 1.25, 23.1, 260), Instructions(7.9, 1.13, 24.2, 182),
+    Instructions(1.6, 1.1, 10.6, 166), Instructions(3.5, 1.1, 14.8, 156),
 )  # fmt: skip
 H100 = GPU(
     "H100 SXM", 132, 1.83e9, 128, 16, 128, 989e12, 494e12, 3.35e12,
-    Instructions(6.9, 1.13, 21.4, 222), Instructions(7.9, 1.13, 25.6, 250),
+    Instructions(1.6, 1.1, 10.6, 180), Instructions(3.5, 1.1, 15.4, 238),
 )  # fmt: skip
 
 
@@ -119,7 +119,8 @@ def label_kernel(call: Attend, gpu: GPU, tile: tuple[int, int] = TILE) -> Work:
     tokens = call.batch * (call.queries + call.keys)
     moved = tokens * (BF16 * call.heads * call.width + FLOAT32 * 2) + call.bias_bytes
     issued = scores * per.all + call.batch * call.heads * rows * per.around
-    return Work(2 * call.width * scores, 0, per.fp32 * scores, per.powers * scores, issued, moved)
+    columns_of_labels = 2 * 8  # a pair and a column of ones, as two halves
+    return Work(2 * (call.width + columns_of_labels) * scores, 0, per.fp32 * scores, per.powers * scores, issued, moved)
 
 
 def float32_sdpa(call: Attend) -> Work:
@@ -340,7 +341,7 @@ def _describe(gpu: GPU) -> str:
         f"{gpu.name}: {gpu.bf16_flops / 1e12:.0f} TFLOPS in bf16, {gpu.tf32_flops / 1e12:.0f} in TF32, dense; "
         f"{gpu.bandwidth / 1e12:.2f} TB/s; {gpu.multiprocessors} multiprocessors at {gpu.clock / 1e9:.2f} GHz, each "
         f"with {gpu.fp32_lanes} FP32 units, {gpu.special_lanes} special function units and {gpu.issued_lanes // 32} "
-        f"schedulers. Instructions (benchmarks/instructions.py): {plain.all:g} for a score, of which {plain.fp32:g} "
+        f"schedulers. Instructions (benchmarks/kernels.py): {plain.all:g} for a score, of which {plain.fp32:g} "
         f"FP32 and {plain.powers:g} powers of two, and {plain.around:g} for a query and head; with a bias "
         f"{biased.all:g}, {biased.fp32:g}, {biased.powers:g} and {biased.around:g}."
     )

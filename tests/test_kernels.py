@@ -63,7 +63,8 @@ class TestAttend:
         labels = random_labels(batch, keys, sources)
         mixed = flow.attend(query.to(dtype), key.to(dtype), labels)
         assert mixed.dtype == torch.float32
-        assert_close(mixed, naive(query.to(dtype), key.to(dtype), labels), atol=2e-6, rtol=0)
+        tolerance = 2e-6 if dtype == torch.float32 else 1e-4
+        assert_close(mixed, naive(query.to(dtype), key.to(dtype), labels), atol=tolerance, rtol=0)
 
     @pytest.mark.parametrize("dtype", HALF)
     @pytest.mark.parametrize("sharpness", [0.1, 1.0, 4.0, 30.0])
@@ -78,17 +79,17 @@ class TestAttend:
             query, key = (sharpness**0.5 * 2 * torch.randn(2, heads, 24, 16).to(dtype) for _ in range(2))
             exact = (exact + naive(query, key, exact)) / 2
             labels = flow.residual(labels, flow.attend(query, key, labels))
-            assert_close(labels, exact, atol=5e-6, rtol=0)
+            assert_close(labels, exact, atol=1e-4, rtol=0)  # bf16 attention would be off by up to 8e-4
 
     def test_samples_share_the_biases_of_their_windows(self) -> None:
         query, key = torch.randn(6, 2, 9, 16).bfloat16(), torch.randn(6, 2, 9, 16).bfloat16()
         labels, bias = random_labels(6, 9, 2), torch.randn(3, 2, 9, 9)
         bias[1, :, :, :4] = -100.0
         bias[2, :, :, 5:] = -torch.inf
-        assert_close(flow.attend(query, key, labels, bias), naive(query, key, labels, bias), atol=2e-6, rtol=0)
+        assert_close(flow.attend(query, key, labels, bias), naive(query, key, labels, bias), atol=1e-4, rtol=0)
         shared = bias[:1, :1].bfloat16()  # one for all heads and samples, in the model's precision
         expected = naive(query, key, labels, shared.expand(-1, 2, -1, -1))
-        assert_close(flow.attend(query, key, labels, shared), expected, atol=2e-6, rtol=0)
+        assert_close(flow.attend(query, key, labels, shared), expected, atol=1e-4, rtol=0)
 
     @pytest.mark.parametrize("sources", [2, 5])
     def test_padding_holds_no_label(self, sources: int) -> None:
@@ -102,14 +103,15 @@ class TestAttend:
         query, key, _ = torch.randn(2, 20, 3 * 2 * 16).bfloat16().view(2, 20, 3, 2, 16).permute(2, 0, 3, 1, 4)
         labels = random_labels(2, 24, 4)[:, 4:, 1:3]
         labels = flow.normalise(labels)[:, :, [1, 0]].mT.contiguous().mT
-        assert_close(flow.attend(query, key, labels, scale=0.3), naive(query, key, labels, scale=0.3))
-        turned = query.mT.contiguous().mT
-        assert_close(flow.attend(turned[:, :, :3], key, labels), naive(query[:, :, :3], key, labels))
+        mixed = flow.attend(query, key, labels, scale=0.3)
+        assert_close(mixed, naive(query, key, labels, scale=0.3), atol=1e-4, rtol=0)
+        mixed = flow.attend(query.mT.contiguous().mT[:, :, :3], key, labels)
+        assert_close(mixed, naive(query[:, :, :3], key, labels), atol=1e-4, rtol=0)
 
     def test_scores_of_any_size(self) -> None:
         query, key = 1000 * torch.randint(-3, 4, (2, 2, 9, 8)).half(), torch.randint(-3, 4, (2, 2, 7, 8)).half()
         labels = random_labels(2, 7, 2)
-        assert_close(flow.attend(query, key, labels), naive(query, key, labels))
+        assert_close(flow.attend(query, key, labels), naive(query, key, labels), atol=1e-4, rtol=0)
 
 
 @pytest.mark.usefixtures("by_kernels")
@@ -230,15 +232,14 @@ def test_products_that_a_device_may_round(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "pvt_v2_b0"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_labels_add_few_launches(name: str, dtype: torch.dtype) -> None:
+def test_labels_add_few_launches(name: str) -> None:
     model = small_model(name)
     images, share = torch.rand(1, 3, 64, 64), torch.rand(1, 1, 64, 64).round()
     aligned = lf.Aligned(model)
 
     def half(call: object) -> object:
         def run(*inputs: Tensor) -> None:
-            with torch.autocast(pretend.DEVICE, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            with torch.autocast(pretend.DEVICE, dtype=torch.bfloat16):
                 call(*inputs)  # type: ignore[operator]
 
         return run
@@ -258,8 +259,7 @@ def test_queries_and_keys_are_read_as_the_model_has_them() -> None:
         images, share = (values.to(pretend.DEVICE) for values in (torch.rand(2, 3, 64, 64), torch.ones(2, 1, 64, 64)))
         with torch.autocast(pretend.DEVICE, dtype=torch.bfloat16):
             aligned(images, share)
-    of_labelflow = [cast for cast in log.casts if cast.place.function.split("/")[0] in ("flow.py:", "adapters")]
-    assert not [cast for cast in of_labelflow if cast.before in HALF], of_labelflow
+    assert not log.large_casts(2 * 17 * 192)
     assert len(log.attention) == 12
     assert all(call.query.dtype == torch.bfloat16 for call in log.attention)
     assert log.launches["labelflow.attend.default"] == 12
@@ -270,15 +270,16 @@ def test_compiled_for_gpus() -> None:
     script = Path(__file__).parents[1] / "benchmarks" / "kernels.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, script, "--quick", "--json"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, script, "--json"], env=environment, capture_output=True, text=True, check=True
     )
     rows = json.loads(run.stdout)
     instructions = {80: "f32.bf16.bf16.f32", 90: "wgmma", 100: "tcgen05.mma", 120: "f32.bf16.bf16.f32"}
     assert {row["capability"] for row in rows} == set(instructions)
+    assert not [row for row in rows if row["spilled_bytes"]]
     for row in rows:
-        assert row["spilled_bytes"] == 0, row
-        if row["kernel"] == "attend":
-            assert instructions[row["capability"]] in row["instructions"], row
+        if row["case"].startswith("attend:"):
+            assert instructions[row["capability"]] in row["matrix_instructions"], row
+            assert row["all"] < 20, row  # instructions for each score; a dozen, more with a bias
 
 
 def test_export_sees_through_them() -> None:

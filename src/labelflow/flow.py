@@ -109,16 +109,15 @@ def attend(
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if labels.device.type in KERNEL_DEVICES and kernels.can_attend(query):
-        mixed = kernels.attend(query, key, labels, bias, scale)
-        return mixed if labels.shape[2] == 2 else normalise(mixed)
+        return kernels.attend(query, key, labels, bias, scale)
     nowhere = 1 - labels.sum(-1, keepdim=True)  # padding, which has no label, takes its part of the attention too
     sources = torch.cat([labels, nowhere], -1)  # (B, M, K + 1), summing to 1
-    found = None
+    mixed = None
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        found = _attend_in_chunks(query, key, sources, bias, scale)
-    if found is None:
-        found = _attend_fused(query, key, sources, bias, scale)
-    return normalise(found[..., :-1])
+        mixed = _attend_in_chunks(query, key, sources, bias, scale)
+    if mixed is None:
+        mixed = _attend_fused(query, key, sources, bias, scale)
+    return normalise(mixed[..., :-1])
 
 
 def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
