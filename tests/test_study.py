@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labelflow.cli import main
+from labelflow.comparison.cells import run_cell
 from labelflow.comparison.statistics import student_cdf, student_quantile
+from labelflow.study import measures
 from labelflow.study.plan import Claim, read_plan
 from labelflow.study.queue import open_cells, read_cells
 from labelflow.study.verdicts import decide, holm, p_value
@@ -153,6 +155,35 @@ def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "TL-Align beats CutMix" in text
     assert "4 of 4" in text
     assert (tmp_path / "claims.svg").read_text().startswith("<svg")
+
+
+def test_an_experiment_without_its_data_does_not_keep_the_others_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = PLAN[: PLAN.index("[claims.gain]")].replace("seeds = 2", "seeds = 1")
+    waiting = first.replace("experiments.world", "experiments.photos").replace("world(train=32, val=20)", "photographs")
+    folder = study(tmp_path / "s", waiting + first)
+    assert main(["study", "run", str(folder)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("labelflow: photos is left out")
+    assert "photos: " in told[-1]
+    assert {cell["method"] for cell in read_cells(read_plan(folder))} == {"world.cutmix", "world.tl_align"}
+
+
+def test_a_segmenter_starts_from_the_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "SCENES", "world(train=16, val=8, objects=2)")
+    folder = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = [3]").replace("depth=2", "depth=4"))
+    (cell, _) = open_cells(read_plan(folder))
+    run_cell(cell, folder, quiet=True)
+    (miou,) = measures.segmentation(cell.run(folder)).values()
+    segmenter = cell.run(folder) / "segmenter"
+    recipe = json.loads((segmenter / "recipe.json").read_text())
+    assert 0 < miou < 100
+    assert recipe["backbone"] == str(cell.run(folder))
+    assert recipe["training"]["seed"] == 3
+    first = (segmenter / "metrics.jsonl").read_text()
+    assert measures.segmentation(cell.run(folder)) == {"segmentation_miou": miou}
+    assert (segmenter / "metrics.jsonl").read_text() == first, "it was trained again"
 
 
 @pytest.mark.parametrize(

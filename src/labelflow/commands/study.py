@@ -30,13 +30,18 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {jobs}")
     plan = read_plan(folder)
-    cells = open_cells(plan, only)
+    failed: list[str] = []
+
+    def unready(experiment: str, error: ValueError) -> None:
+        failed.append(f"{experiment}: {error}")
+        print(f"labelflow: {experiment} is left out: {error}", file=sys.stderr)
+
+    cells = open_cells(plan, only, unready)
     if dry_run:
         for cell in cells:
             print(f"{cell.method}, seed {cell.seed}")
         print(f"{len(cells)} cells are missing")
         return
-    failed: list[str] = []
     try:
         with Counted("study", "cells", len(cells), quiet=jobs == 1) as progress:
 
@@ -53,7 +58,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         print("interrupted, checkpoints saved. Run the same command to continue", file=sys.stderr)
         raise SystemExit(130) from None
     if failed:
-        raise ValueError(f"{len(failed)} cells failed: {'; '.join(failed)}")
+        raise ValueError(f"not all cells have been run: {'; '.join(failed)}")
 
 
 def report_study(

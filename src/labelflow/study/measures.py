@@ -6,14 +6,19 @@ from pathlib import Path
 import torch
 
 from labelflow.data.imagenet import wordnet_names
+from labelflow.engine.run import Run
+from labelflow.recipes import find_any
 from labelflow.robustness.datasets import open_dataset
 from labelflow.robustness.evaluator import Evaluator
 from labelflow.robustness.models import evaluation_data, load_models
 from labelflow.robustness.settings import Settings
 from labelflow.robustness.suites import SUITES
+from labelflow.tasks import train_run
+from labelflow.tasks.recipe import read_recipe
 
 Metrics = dict[str, float]
 IMAGES, PAIRS, SAMPLES = 512, 512, 1000
+SCENES = "world(train=1024, val=1000, objects=2)"  # of segmentation
 
 
 def fluctuation(run: Path) -> Metrics:
@@ -49,6 +54,14 @@ def corruptions(run: Path) -> Metrics:
     return {"corrupted_top1": _robust(run, "corruptions", "mean top-1 over 15 corruptions")}
 
 
+def segmentation(run: Path) -> Metrics:
+    """mIoU of a segmenter that starts from the trained model, on scenes with two objects (TL-Align, Table 3)."""
+    recipe = find_any("segment_quickstart", "segment").recipe.change(
+        backbone=str(run), source=SCENES, epochs=4, eval_epochs=4, workers=0, seed=read_recipe(Run(run)).training.seed
+    )
+    return {"segmentation_miou": train_run(recipe, run / "segmenter", resume=True, quiet=True)["miou"]}
+
+
 def _robust(run: Path, suite: str, metric: str) -> float:
     device = torch.device("cpu")
     models = load_models([str(run)], device, weights="last")
@@ -66,4 +79,5 @@ MEASURES: dict[str, Callable[[Path], Metrics]] = {
     "truth": truth,
     "occlusion": occlusion,
     "corruptions": corruptions,
+    "segmentation": segmentation,
 }

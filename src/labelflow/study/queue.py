@@ -34,14 +34,24 @@ def read_cells(plan: Plan) -> list[Result]:
     return results
 
 
-def open_cells(plan: Plan, only: Sequence[str] = ()) -> list[Cell]:
-    """The cells still to be run, in the order of the plan."""
+def open_cells(
+    plan: Plan, only: Sequence[str] = (), unready: Callable[[str, ValueError], None] | None = None
+) -> list[Cell]:
+    """The cells still to be run, in the order of the plan. `unready` is told of experiments whose data or labels cannot
+    be opened yet, and why; they are left out. Without it, this is an error."""
     for name in only:
         known(name, plan.experiments, "experiment")
     done = {(result["method"], result["seed"]) for result in read_cells(plan)}
     chosen = [one for name, one in plan.experiments.items() if not only or name in only]
     finished = {one.name for one in chosen if all((f"{one.name}.{m}", s) in done for m in one.found for s in one.seeds)}
-    cells = [cell for experiment in chosen if experiment.name not in finished for cell in experiment.cells()]
+    cells: list[Cell] = []
+    for experiment in chosen:
+        try:
+            cells += experiment.cells() if experiment.name not in finished else []
+        except ValueError as error:
+            if unready is None:
+                raise
+            unready(experiment.name, error)
     return [cell for cell in cells if (cell.method, cell.seed) not in done]
 
 
