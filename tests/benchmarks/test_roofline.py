@@ -21,7 +21,7 @@ def test_a_kernel_by_hand(roofline: dict[str, Any]) -> None:
     gpu = roofline["GPU"]("one of everything", 1, 1, 1, 1, 1, 1, 1, 1, per_score, per_score)
     call = roofline["Attend"](batch=1, heads=1, queries=65, keys=33, width=16, bias_bytes=0)
     work = roofline["label_kernel"](call, gpu, (64, 32))
-    assert work.bf16_flops == 2 * 16 * 8192
+    assert work.bf16_flops == 2 * (16 + 2 * 8) * 8192  # scores, and labels as two halves of 8 columns
     assert (work.fp32, work.powers) == (3 * 8192, 8192)
     assert work.all == 5 * 8192 + 128 * 64  # 2 × 64 rows
     assert work.bytes == (65 + 33) * 16 * 2 + (65 + 33) * 2 * 4  # bf16 queries and keys, float32 labels and results
@@ -40,7 +40,8 @@ def test_operations_are_counted_once(roofline: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "billions", "limit"), [("DeiT-S", 4.6, 1.05), ("Swin-T, fused", 4.5, 1.06), ("PVT-S", 3.8, 1.04)]
+    ("model", "billions", "limit"),
+    [("DeiT-S", 4.6, 1.03), ("Swin-T, fused", 4.5, 1.04), ("Swin-T", 4.5, 1.04), ("PVT-S", 3.8, 1.03)],
 )
 def test_ratios(model: str, billions: float, limit: float, roofline: dict[str, Any]) -> None:
     """limit: of a step with labels on an A100, as docs/costs.md has it."""
@@ -51,7 +52,7 @@ def test_ratios(model: str, billions: float, limit: float, roofline: dict[str, A
     assert a100.ratios(a100.kernels, a100.step).together < limit
     for found in (a100, h100):
         best, worst = found.ratios(found.kernels, found.step)
-        assert 1 < best < worst < found.ratios(found.without_kernel, found.step).together
+        assert 1 < best <= worst <= found.ratios(found.without_kernel, found.step).together
 
 
 def test_what_is_observed(roofline: dict[str, Any]) -> None:
