@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import labelflow as lf
 from families import SOME
 from helpers import box_mix, build, images_for
+from labelflow.mixers import make_mixer
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +82,41 @@ def test_the_plain_model_compiles_to_itself() -> None:
     assert torch.equal(compiled(images), model(images))
     aligned(images, box_mix(images).share)
     assert torch.equal(compiled(images), model(images))
+
+
+@pytest.mark.parametrize("needs", [{"flow"}, {"tokens", "cells"}])
+def test_mixers_may_change_without_compiling_again(needs: set[str]) -> None:
+    """Twenty steps, each with a mixer drawn anew, in which shares are boxes, constants, patches or expanded."""
+    model, images = build("vit").train(), images_for("vit")
+    student = lf.Student(model, needs)
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    student.compile(backend=backend)
+    mixers = [
+        lf.CutMix(),
+        lf.MixUp(),
+        lf.CutMix(per="batch"),
+        lf.MixUp(per="batch"),
+        make_mixer("random_patches"),
+        make_mixer("block_patches"),
+        make_mixer("cutmix(correct_lam=False)"),
+    ]
+    draws = torch.Generator().manual_seed(0)
+    for step in range(20):
+        mixer = mixers[int(torch.randint(len(mixers), (), generator=draws))]
+        mix = mixer(images, torch.Generator().manual_seed(step))
+        student(mix.apply(images), mix)
+        first = len(compiled) if step == 0 else first
+    assert len(compiled) == first
+
+
+def test_shares_have_one_layout() -> None:
+    layouts = {
+        lf.Mix(torch.tensor([1, 0]), share).share.stride()
+        for share in (torch.rand(2, 1, 4, 6), torch.rand(1, 1, 4, 6).expand(2, -1, -1, -1), torch.rand(2, 1, 6, 4).mT)
+    }
+    assert layouts == {(24, 24, 6, 1)}

@@ -119,6 +119,8 @@ class Student(nn.Module):
         self.grids: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __call__(self, images: Tensor, mix: Mix | None = None) -> Output:
+        if "cells" in self.needs and mix is not None:
+            self.token_grid((images.shape[2], images.shape[3]))  # known before `forward`, which may be compiled
         return super().__call__(images, _Uncast(mix))
 
     def forward(self, images: Tensor, mix: "Mix | _Uncast[Mix | None] | None" = None) -> Output:
