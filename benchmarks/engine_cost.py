@@ -1,5 +1,5 @@
 """What does the engine cost? An update of `labelflow train` beside a bare loop (model, loss, backward, step) on the
-same tensors, interleaved in one run; and can the loader keep up with the model?
+same batches, interleaved in one run; and can the loader keep up with the model?
 
     python benchmarks/engine_cost.py --rounds 5 --updates 8
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from labelflow.data import Batch, open_source, train_batches
+from labelflow.data import PixelBatch, open_source, train_batches
 from labelflow.engine import Run, make_accelerator, train
 from labelflow.engine.optim import make_optimizer
 from labelflow.engine.progress import Progress
@@ -40,19 +40,20 @@ WAYS: dict[str, dict[str, Any]] = {
 class Timed(Classification):
     """The same batches again and again; before each one, the bare loop takes its own update on it."""
 
-    def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
+    def __init__(self, recipe: Recipe, batches: list[PixelBatch]) -> None:
         super().__init__(recipe)
         self.batches = batches
         self.bare: list[float] = []
         self.engine: list[float] = []
 
-    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[PixelBatch]:
         model = Classification(self.recipe).student.model.train()
         optimizer = make_optimizer(model, self.recipe.training)
         for number in range(updates):
             batch = self.batches[number % len(self.batches)]
             begin = time.process_time()
-            loss = F.cross_entropy(model(batch.images), soft_labels(batch.labels, 10, self.recipe.smoothing))
+            seen = batch.to(torch.device("cpu"))
+            loss = F.cross_entropy(model(seen.images), soft_labels(seen.labels, 10, self.recipe.smoothing))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -62,7 +63,7 @@ class Timed(Classification):
             self.engine.append(time.process_time() - given)  # when the next one is asked for
 
 
-def pairs(recipe: Recipe, batches: list[Batch]) -> list[tuple[float, float]]:
+def pairs(recipe: Recipe, batches: list[PixelBatch]) -> list[tuple[float, float]]:
     """Seconds of the bare loop and of the engine, update by update; the first two and the last are left out."""
     task = Timed(recipe, batches)
     with tempfile.TemporaryDirectory() as folder, Progress(quiet=True) as progress:

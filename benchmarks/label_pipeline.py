@@ -33,7 +33,7 @@ from torchvision.ops import roi_align
 
 from labelflow.chance import drawn_from
 from labelflow.classifier import load
-from labelflow.data import Data, Folder, Source, train_batches, train_transform
+from labelflow.data import Data, Folder, Source, on_device, train_batches, train_transform
 from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
@@ -203,7 +203,8 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
         labeller = StoreLabels(store, GRID) if labelled else None
         settings = {"batch": batch, "micro_batch": batch, "updates": 2 * rounds + 2, "seed": 0, "first_update": 0}
         data = Data(workers=0)
-        for read in train_batches(source, data, rank=0, processes=1, labeller=labeller, **settings):
+        batches = train_batches(source, data, rank=0, processes=1, labeller=labeller, **settings)
+        for read in on_device(batches, torch.device("cpu")):
             mix = mixer(read.images)
             truth = Truth(torch.full((batch, CLASSES), 1 / CLASSES), read.dense)
             total(target(student(mix.apply(read.images), mix), truth, mix)).backward()

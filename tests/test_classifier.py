@@ -24,7 +24,7 @@ from labelflow.classifier import Classifier, load, timm_config
 from labelflow.data import Data, Preprocessing, open_source
 from labelflow.data.imagenet import title, wordnet_names
 from labelflow.engine.run import Run
-from labelflow.labels.annotation import annotator_transform
+from labelflow.labels.annotation import annotator_preprocessing
 from labelflow.recipes import find
 from labelflow.robustness.datasets import open_dataset
 from labelflow.robustness.images import CLEAN, PerturbedImages
@@ -115,7 +115,9 @@ def test_every_command_sees_what_timm_sees(name: str, run: Path, photo: Path) ->
     )
     levels = pictures[0, 0].levels.float() / 255
     assert_close(asked.logits(levels), logits, rtol=1e-3, atol=1e-5)
-    whole = annotator_transform(classifier.preprocessing, "whole")(Image.open(photo))  # annotate: its own crop
+    whole = annotator_preprocessing(classifier.preprocessing, "whole").transform()(
+        Image.open(photo)
+    )  # annotate: its own crop
     assert whole.shape == seen.shape
     assert_close(whole.mean(), seen.mean(), rtol=0, atol=0.3)
 

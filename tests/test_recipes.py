@@ -196,8 +196,8 @@ def test_every_recipe_takes_a_real_step(name: str, labels: Path) -> None:
     schedule = make_schedule(optimizer, recipe.training, 3)
     schedule(3 * max(2, recipe.training.warmup_epochs))
     before = [parameter.detach().clone() for parameter in task.student.parameters()]
-    for batch in list(task.train_batches(updates=1, first_update=0, rank=0, processes=1)):
-        loss = total(task.terms(task.student.train(), batch, generator(0)))
+    for read in list(task.train_batches(updates=1, first_update=0, rank=0, processes=1)):
+        loss = total(task.terms(task.student.train(), read.to(torch.device("cpu")), generator(0)))
         loss.backward()
     assert loss.isfinite()
     optimizer.step()

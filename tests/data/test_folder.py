@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
             train, data, batch=5, micro_batch=5, updates=2, seed=0, rank=0, processes=1, first_update=0
         ):
             unreadable(batch.problems)
-            assert len(batch.images) == 5
+            assert len(batch.pixels) == 5
         counted = 0.0
         for batch in eval_batches(val, data, batch=4, rank=0, processes=1):
             unreadable(batch.problems)

@@ -63,7 +63,7 @@ def test_hugging_face_as_a_stream(folders: Path) -> None:
         train_batches(stream, data, batch=4, micro_batch=2, updates=6, seed=0, rank=0, processes=1, first_update=3)
     )
     assert len(again) == 6
-    assert all((one.images == other.images).all() for one, other in zip(read[6:], again, strict=True))  # a new epoch
+    assert all((one.pixels == other.pixels).all() for one, other in zip(read[6:], again, strict=True))  # a new epoch
     evaluated = [batch.labels for batch in eval_batches(open_source(data, "val"), data, batch=5, rank=0, processes=1)]
     assert sum(labels.sum().item() for labels in evaluated) == 6
 

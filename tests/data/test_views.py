@@ -1,16 +1,22 @@
 """Batches are a function of (seed, epoch, position): they start anywhere, for any number of processes."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from timm.data import create_transform
+from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from labelflow.data import Data, World, eval_batches, train_batches, train_transform
+from labelflow.chance import Purpose, drawn_from
+from labelflow.data import Data, World, eval_batches, on_device, train_batches, train_transform
 from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
 
+CPU = torch.device("cpu")
 HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
 
 
@@ -56,7 +62,7 @@ def test_repeats_come_in_different_groups_and_look_different() -> None:
     read = list(
         train_batches(World("train", 40, 32), data, **HOW | {"updates": 1}, rank=0, processes=1, first_update=0)
     )
-    images, samples = torch.cat([b.images for b in read]), [draw.sample for group in batches[:4] for draw in group]
+    images, samples = torch.cat([b.pixels for b in read]), [draw.sample for group in batches[:4] for draw in group]
     for sample in set(samples):
         copies = images[[place for place, one in enumerate(samples) if one == sample]]
         assert not torch.equal(copies[0], copies[1])
@@ -69,11 +75,63 @@ def test_the_number_of_workers_makes_no_difference(workers: int) -> None:
         data = Data(image_size=32, workers=workers)
         source = World("train", 40, 32)
         batches = train_batches(source, data, **HOW | {"updates": 4}, rank=0, processes=1, first_update=1)
-        return [batch.images for batch in batches]
+        return [batch.images for batch in on_device(batches, CPU)]
 
     alone, helped = read(0), read(workers)
     assert len(alone) == len(helped) == 12
     assert all(torch.equal(one, other) for one, other in zip(alone, helped, strict=True))
+
+
+def timms(data: Data, training: bool) -> create_transform:
+    """From an image to a normalised tensor, at once."""
+    augmented = {"auto_augment": data.auto_augment, "re_prob": data.erasing, "re_mode": "pixel", "scale": data.scale}
+    return create_transform(
+        data.image_size,
+        is_training=training,
+        interpolation=data.interpolation,
+        crop_pct=data.test_crop,
+        mean=data.mean,
+        std=data.std,
+        **augmented if training else {},
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_models_see_bit_for_bit_what_timms_transforms_make(workers: int) -> None:
+    """Workers send bytes, which are normalised and erased later."""
+    data = Data(image_size=32, erasing=0.5, auto_augment="rand-m7-mstd0.5-inc1", workers=workers)
+    world = World("train", 40, 32)
+    transform = timms(data, training=True)
+    draws = list(TrainBatches(40, **HOW))
+    batches = on_device(train_batches(world, data, **HOW), CPU)
+    for group, batch in zip(draws, batches, strict=True):
+        for draw, image in zip(group, batch.images, strict=True):
+            with drawn_from(HOW["seed"], Purpose.VIEW, draw.epoch, draw.position):
+                assert torch.equal(image, transform(world.load(draw.sample)[0]))
+    val, transform = World("val", 10, 32), timms(data, training=False)
+    expected = torch.stack([transform(val.load(index)[0]) for index in range(10)])
+    loader = eval_batches(val, data, batch=4, rank=0, processes=1)
+    assert torch.equal(torch.cat([batch.images for batch in on_device(loader, CPU)]), expected)
+
+
+def test_a_batch_travels_in_a_quarter_of_its_bytes() -> None:
+    """Noise of random erasing comes on top; pinning memory, as for a GPU, changes nothing."""
+    source, data = World("train", 40, 32), Data(image_size=32, erasing=0.0, workers=0)
+    batch = next(train_batches(source, data, **HOW))
+    assert batch.to(CPU).images.nbytes == 4 * batch.pixels.nbytes
+    assert batch.patches.noise.nbytes == 0
+    batch = next(train_batches(source, replace(data, erasing=1.0), **HOW))
+    assert batch.patches.noise.numel() == sum(3 * box.height * box.width for box in batch.patches.boxes) > 0
+
+
+def test_pinning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader takes batches apart to pin their tensors, and puts them together again."""
+    pinned: list[int] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor.numel()) or tensor.clone())
+    batch = next(train_batches(World("train", 40, 32), Data(image_size=32, erasing=1.0, workers=0), **HOW))
+    again = pin_memory(batch)
+    assert pinned == [part.numel() for part in (*batch[:3], batch.patches.noise)]
+    assert torch.equal(again.to(CPU).images, batch.to(CPU).images)
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 9), processes=st.integers(1, 4))

@@ -33,7 +33,7 @@ from labelflow.cli import main
 from labelflow.data import Preprocessing
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Draft, Manifest, Store, label_view
-from labelflow.labels.annotation import annotator_columns, annotator_transform, best_scores, place_logits
+from labelflow.labels.annotation import annotator_columns, annotator_preprocessing, best_scores, place_logits
 from labelflow.labels.sampling import seen_window
 from labelflow.sparse import TokenLabels
 
@@ -161,7 +161,7 @@ def test_the_annotator_sees_the_window_that_labels_are_sampled_from(size: tuple[
     y, x = (np.indices(size[::-1]) + 0.5) / np.array(size[::-1]).reshape(2, 1, 1)
     picture = Image.fromarray((255 * np.stack([x, y, y], 2)).round().astype(np.uint8))
     own = Preprocessing(112, 0.9, "border", "bilinear", (0.0,) * 3, (1.0,) * 3)
-    view = annotator_transform(own, seen)(picture)
+    view = annotator_preprocessing(own, seen).transform()(picture)
     assert view.shape == (3, 112, 112)
     shown = F.avg_pool2d(view[:2], 16).flatten(1).numpy()  # (2, 49)
     rows, columns = (np.indices((7, 7)).reshape(2, -1) + 0.5) / 7
@@ -240,7 +240,7 @@ def test_a_store_holds_the_annotators_scores(
     assert len(store) == 7
     annotator = load("resnet10t", str(checkpoints(2)), 64, ["cat", "dog"])
     for key in store.keys():  # noqa: SIM118
-        image = annotator_transform(annotator.preprocessing, "whole")(Image.open(photos / f"{key}.png"))
+        image = annotator_preprocessing(annotator.preprocessing, "whole").transform()(Image.open(photos / f"{key}.png"))
         with torch.no_grad():
             logits = place_logits(annotator.model.eval(), image[None])[0][0]
         best = logits.argmax(1)
@@ -524,7 +524,7 @@ def test_places_that_show_an_animal_are_labelled_as_one(trained: Classifier) -> 
         for name in names:
             image = Image.open(pets.open(f"images/{name}.jpg")).convert("RGB")
             trimap = np.array(Image.open(pets.open(f"trimaps/{name}.png")).resize((224, 224), Image.Resampling.NEAREST))
-            view = annotator_transform(trained.preprocessing, "whole")(image)
+            view = annotator_preprocessing(trained.preprocessing, "whole").transform()(image)
             logits, (h, w) = place_logits(trained.model, view[None])
             chance = logits[0].softmax(-1)[:, animals].sum(-1)
             cells = trimap.reshape(h, 224 // h, w, 224 // w).transpose(0, 2, 1, 3).reshape(h * w, -1)

@@ -1,6 +1,7 @@
 """What a classifier's task knows before anything is written."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
@@ -8,9 +9,14 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
+from safetensors.torch import load_file
+from timm.data import create_transform
+from torch import Tensor
+from torch.testing import assert_close
 
-from labelflow.chance import Purpose, seed_of
-from labelflow.data import Data, unreadable
+from labelflow.chance import Purpose, drawn_from, seed_of
+from labelflow.data import Batch, Data, PixelBatch, unreadable
+from labelflow.data.views import TrainBatches
 from labelflow.engine import Training
 from labelflow.models.create import create
 from labelflow.tasks import Classification, Recipe, classify, train_run
@@ -64,6 +70,40 @@ class TestUnreadableFiles:
         go_on.set()
         task.file_check.wait(60.0)
         assert [Path(problem.name).name for problem in next(batches).problems] == ["1.jpg"]
+
+
+class Seen:
+    """A batch whose images are made at once, by timm's transforms."""
+
+    def __init__(self, batch: PixelBatch, images: Tensor) -> None:
+        self.batch, self.images, self.problems = batch, images, batch.problems
+
+    def to(self, device: torch.device) -> Batch:
+        return self.batch.to(device)._replace(images=self.images)
+
+
+def test_weights_are_bit_for_bit_those_of_normalised_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workers once normalised and erased, bytes give the same run."""
+    recipe = TINY.change(erasing=0.5, auto_augment="rand-m7-mstd0.5-inc1", model=VIT)
+    train_run(recipe, tmp_path / "bytes", resume=False)
+    read, data = Classification.train_batches, recipe.data
+
+    def train_batches(task: Classification, updates: int, *args: int) -> Iterator[Seen]:
+        colours = {"mean": data.mean, "std": data.std}
+        randomly = {"auto_augment": data.auto_augment, "re_prob": 0.5, "re_mode": "pixel", "interpolation": "bicubic"}
+        transform = create_transform(32, is_training=True, **colours, **randomly)
+        draws = TrainBatches(16, batch=4, micro_batch=4, updates=updates, seed=0)
+        for group, batch in zip(draws, read(task, updates, *args), strict=True):
+            images = []
+            for draw in group:
+                with drawn_from(0, Purpose.VIEW, draw.epoch, draw.position):
+                    images.append(transform(task.train_source.load(draw.sample)[0]))
+            yield Seen(batch, torch.stack(images))
+
+    monkeypatch.setattr(Classification, "train_batches", train_batches)
+    train_run(recipe, tmp_path / "floats", resume=False)
+    one, other = (load_file(tmp_path / name / "last.safetensors") for name in ("bytes", "floats"))
+    assert_close(one, other, rtol=0, atol=0)
 
 
 def refusal(**changes: object) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 
 from labelflow.chance import Purpose, generator
-from labelflow.data import Batch
+from labelflow.data import Batch, on_device
 from labelflow.engine import make_accelerator
 from labelflow.engine.optim import make_optimizer
 from labelflow.loss import total
@@ -66,8 +66,7 @@ class _Step:
             self.task.student, make_optimizer(self.task.student, self.recipe.training)
         )
         self.student.train()
-        read: Batch = next(self.task.train_batches(1, 0, 0, 1))
-        self.batch = read.to(self.accelerator.device)
+        self.batch: Batch = next(on_device(self.task.train_batches(1, 0, 0, 1), self.accelerator.device))
 
     def __call__(self, number: int) -> float:
         """Seconds."""

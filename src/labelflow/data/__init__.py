@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import exports
 
 if TYPE_CHECKING:
+    from labelflow.data.device import on_device
     from labelflow.data.folder import Folder
     from labelflow.data.loader import eval_batches, train_batches
     from labelflow.data.preprocessing import Preprocessing
     from labelflow.data.settings import Data
     from labelflow.data.sources import SOURCES, Stream, open_source
-    from labelflow.data.transforms import eval_transform, train_transform
+    from labelflow.data.transforms import train_transform
     from labelflow.data.unreadable import FileCheck, Problem, Unreadable
-    from labelflow.data.views import Batch, Source, fit_micro_batch
+    from labelflow.data.views import Batch, PixelBatch, Source, fit_micro_batch
     from labelflow.data.world import World, scene
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -23,6 +24,7 @@ __all__ = [
     "Data",
     "FileCheck",
     "Folder",
+    "PixelBatch",
     "Preprocessing",
     "Problem",
     "Source",
@@ -30,8 +32,8 @@ __all__ = [
     "Unreadable",
     "World",
     "eval_batches",
-    "eval_transform",
     "fit_micro_batch",
+    "on_device",
     "open_source",
     "scene",
     "train_batches",

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from timm.data import auto_augment
+from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torchvision.transforms import RandomHorizontalFlip
 from torchvision.transforms import functional as F
+
+from labelflow.data.erasing import Patch, draw_patch
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]  # (3, 3), for column vectors (x, y, 1)
 
@@ -53,8 +56,9 @@ class Geometry:
 class Tracked:
     """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
 
-    image: Any  # an image of Pillow's, in the end a tensor (3, H, W)
+    image: Any  # an image of Pillow's, in the end a tensor (3, H, W) uint8
     geometry: Geometry
+    patch: Patch | None = None  # what random erasing is to put into it, drawn last
 
     @property
     def size(self) -> tuple[int, int]:
@@ -97,6 +101,8 @@ def follow(step: Any) -> Callable[[Tracked], Tracked]:
         return Crop(step)
     if isinstance(step, RandomHorizontalFlip):
         return Flip(step)
+    if isinstance(step, RandomErasing):
+        return Erase(step)
     if isinstance(step, auto_augment.RandAugment | auto_augment.AutoAugment):
         for operation in operations(step):  # these hand on whatever they get: the geometry travels with the image
             if operation.aug_fn not in GEOMETRIC and not isinstance(operation.aug_fn, OnImage):
@@ -141,3 +147,13 @@ class Flip:
         if torch.rand(1) < self.step.p:
             return Tracked(F.hflip(tracked.image), replace(tracked.geometry, mirrored=not tracked.geometry.mirrored))
         return tracked
+
+
+class Erase:
+    """Random erasing, drawn and not done: bytes have no place for its noise."""
+
+    def __init__(self, step: RandomErasing) -> None:
+        self.step = step
+
+    def __call__(self, tracked: Tracked) -> Tracked:
+        return replace(tracked, patch=draw_patch(self.step, tracked.image.shape))

@@ -3,20 +3,23 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from
+from labelflow.data.normalise import Normalise
+from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
 from labelflow.data.sources import Stream
-from labelflow.data.transforms import Transform, as_view, eval_transform, train_transform
+from labelflow.data.transforms import Transform, as_view, train_transform
 from labelflow.data.views import (
-    Batch,
     Draw,
     EvalBatches,
     Labeller,
+    PixelBatch,
     Source,
     TrainBatches,
     View,
@@ -37,7 +40,8 @@ class Streamed(IterableDataset[View]):
         number = 0 if worker is None else worker.id
         for position, (image, label) in enumerate(self.stream.open(self.epoch)):
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
-                yield View(self.transform(image).image, label, 1.0)
+                tracked = self.transform(image)
+                yield View(tracked.image, label, 1.0, patch=tracked.patch)
 
 
 def train_batches(
@@ -52,7 +56,7 @@ def train_batches(
     processes: int = 1,
     first_update: int = 0,
     labeller: Labeller | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[PixelBatch]:
     """The micro-batches of one process, update by update, from `first_update` on, across epochs."""
     transform = train_transform(data)
     if isinstance(source, Stream):
@@ -74,7 +78,7 @@ def train_batches(
         first_update=first_update,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
-    return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
+    return iter(_load(views, data, Normalise(data.mean, data.std), batch_sampler=batches))
 
 
 def _stream_micro_batches(
@@ -87,7 +91,7 @@ def _stream_micro_batches(
     seed: int,
     processes: int,
     first_update: int,
-) -> Iterator[Batch]:
+) -> Iterator[PixelBatch]:
     """A stream can't be positioned: a run that is resumed within an epoch reads that epoch from its beginning."""
     per_epoch = len(source) // batch
     for epoch in range(first_update // per_epoch, -(-updates // per_epoch)):
@@ -96,7 +100,8 @@ def _stream_micro_batches(
         while wanted:  # again from the beginning, if shards were dealt unevenly
             before = wanted
             views = Streamed(source, transform, seed, epoch)
-            for read in make_loader(views, collate, data.workers, batch_size=micro_batch, drop_last=True):
+            normalise = Normalise(data.mean, data.std)
+            for read in _load(views, data, normalise, batch_size=micro_batch, drop_last=True):
                 yield read
                 wanted -= 1
                 if not wanted:
@@ -105,19 +110,26 @@ def _stream_micro_batches(
                 raise ValueError(f"the stream {data.source} gave no whole micro-batch of {micro_batch} samples")
 
 
-def eval_batches(source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int) -> "DataLoader[Batch]":
+def eval_batches(
+    source: Source | Stream, data: Data, *, batch: int, rank: int, processes: int
+) -> "DataLoader[PixelBatch]":
     """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
-    transform = as_view(eval_transform(data))
+    how = Preprocessing.of_data(data)
+    transform = as_view(how.transform(normalize=False))
     if isinstance(source, Stream):
-        return make_loader(Streamed(source, transform, 0, 0), collate, data.workers, batch_size=batch)
+        return _load(Streamed(source, transform, 0, 0), data, how.normalise, batch_size=batch)
     batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
-    return make_loader(Views(source, transform, 0, training=False), collate, data.workers, batch_sampler=batches)
+    return _load(Views(source, transform, 0, training=False), data, how.normalise, batch_sampler=batches)
 
 
-def fixed_batches(source: Source, transform: Transform, data: Data, batches: list[list[Draw]]) -> Iterator[Batch]:
+def fixed_batches(source: Source, how: Preprocessing, data: Data, batches: list[list[Draw]]) -> Iterator[PixelBatch]:
     """Exactly these samples, each with one view."""
-    views = Views(source, transform, 0, training=False)
-    return iter(make_loader(views, collate, data.workers, batch_sampler=batches))
+    views = Views(source, as_view(how.transform(normalize=False)), 0, training=False)
+    return iter(_load(views, data, how.normalise, batch_sampler=batches))
+
+
+def _load(views: Any, data: Data, normalise: Normalise, **how: Any) -> "DataLoader[PixelBatch]":
+    return make_loader(views, partial(collate, normalise=normalise), data.workers, **how)
 
 
 def make_loader(dataset: Any, collate: Callable[[list[Any]], Any], workers: int, **how: Any) -> "DataLoader[Any]":

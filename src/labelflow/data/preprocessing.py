@@ -8,6 +8,7 @@ from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_data_config
 from torch import Tensor
 
+from labelflow.data.normalise import Normalise
 from labelflow.data.settings import Data
 
 
@@ -47,6 +48,11 @@ class Preprocessing:
             "mean": self.mean,
             "std": self.std,
         }
+
+    @property
+    def normalise(self) -> Normalise:
+        """What is left to do where `transform(normalize=False)` ends."""
+        return Normalise(self.mean, self.std)
 
     def transform(self, normalize: bool = True) -> Callable[[Image.Image], Tensor]:
         """timm's transform: (3, size, size), normalised, or uint8 as it is before that."""

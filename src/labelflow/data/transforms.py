@@ -1,17 +1,17 @@
-"""From an image to a tensor, with timm's transforms."""
+"""From an image to its bytes in a tensor, with timm's transforms."""
 
 from collections.abc import Callable
 from typing import Any
 
 from PIL import Image
 from timm.data import auto_augment, create_transform
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
-from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
 
-Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W)
+Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W), uint8 for batches
 
 
 class Steps:
@@ -28,7 +28,7 @@ class Steps:
 
 
 def train_transform(data: Data) -> Transform:
-    """Random crop, flip, RandAugment or colour jitter, random erasing; normalised. Drawn as timm draws them."""
+    """Random crop, flip, RandAugment or colour jitter, random erasing. Drawn as timm draws them; not normalised."""
     transform = create_transform(
         data.image_size,
         is_training=True,
@@ -38,26 +38,22 @@ def train_transform(data: Data) -> Transform:
         color_jitter=data.color_jitter or None,
         auto_augment=data.auto_augment or None,
         interpolation=data.interpolation,
-        re_prob=data.erasing,
-        re_mode="pixel",
         mean=data.mean,
-        std=data.std,
+        use_prefetcher=True,  # uint8
     )
-    for step in transform.transforms:
+    steps = list(transform.transforms)
+    if data.erasing:
+        steps.append(RandomErasing(data.erasing, mode="pixel", device="cpu"))
+    for step in steps:
         for operation in operations(step):
             if operation.aug_fn is auto_augment.posterize:
                 operation.aug_fn = _posterize
-    return Steps(*(follow(step) for step in transform.transforms))
+    return Steps(*(follow(step) for step in steps))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:
     """timm asks for 0 bits at times, which Pillow refuses since version 13; before, the image turned black."""
     return Image.new(image.mode, image.size) if bits < 1 else auto_augment.posterize(image, bits)
-
-
-def eval_transform(data: Data) -> Callable[[Image.Image], Tensor]:
-    """Resize and centre crop; normalised."""
-    return Preprocessing.of_data(data).transform()
 
 
 def as_view(transform: Callable[[Image.Image], Tensor]) -> Transform:

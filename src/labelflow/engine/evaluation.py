@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from labelflow.data import Problem
+from labelflow.data import Problem, on_device
 from labelflow.engine.task import Evaluated
 
 
@@ -23,9 +23,9 @@ def evaluate(
     problems: list[Problem] = []
     batches = task.eval_batches(accelerator.process_index, accelerator.num_processes)
     count = _length(batches)
-    for number, batch in enumerate(batches, 1):
+    for number, batch in enumerate(on_device(batches, accelerator.device), 1):
         problems += batch.problems
-        for name, value in task.measure(student, batch.to(accelerator.device)).items():
+        for name, value in task.measure(student, batch).items():
             sums[name] = sums[name] + value if name in sums else value
         advance(number / count if count else 0.0)
     student.train(training)

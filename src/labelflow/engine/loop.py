@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from labelflow.chance import Purpose, generator, seed_of
-from labelflow.data import Problem
+from labelflow.data import Problem, on_device
 from labelflow.engine.checkpoint import Checkpoints
 from labelflow.engine.ema import Ema
 from labelflow.engine.evaluation import evaluate
@@ -50,13 +50,14 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     problems: list[Problem] = []  # unreadable samples since the last report
 
     student.train()
-    batches = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
+    read = task.train_batches(updates, state.update, accelerator.process_index, accelerator.num_processes)
+    batches = on_device(read, accelerator.device)
     progress.start(state.update, updates, updates / per_epoch)
     with _stop_signals() as stop_requested:
         for update in range(state.update, updates):
             lr = schedule(update)
             for step in range(accumulated):
-                batch = next(batches).to(accelerator.device)
+                batch = next(batches)
                 problems += batch.problems
                 place = step * accelerator.num_processes + accelerator.process_index
                 torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, place))

@@ -4,7 +4,7 @@ Shapes: B batch, N = h·w places, D features, C classes, k best classes of a pla
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from PIL import Image
 from torch import Tensor, nn
 
 from labelflow.classifier import Classifier
-from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable
+from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
 from labelflow.data.loader import fixed_batches
-from labelflow.data.transforms import as_view
 from labelflow.data.views import Batch, Draw
 from labelflow.engine.progress import Counted
 from labelflow.labels.manifest import Manifest, center_part, differences
@@ -27,10 +25,10 @@ from labelflow.labels.store import Draft, Store
 from labelflow.tokens import final_places, has_token_head, token_grid
 
 
-def annotator_transform(preprocessing: Preprocessing, seen: str) -> Callable[[Image.Image], Tensor]:
+def annotator_preprocessing(preprocessing: Preprocessing, seen: str) -> Preprocessing:
     """The whole image, stretched to a square, or its centre; in the annotator's size and colours."""
     mode, part = ("squash", 1.0) if seen == "whole" else ("center", center_part(seen))
-    return replace(preprocessing, crop_mode=mode, crop_pct=part, interpolation="bicubic").transform()
+    return replace(preprocessing, crop_mode=mode, crop_pct=part, interpolation="bicubic")
 
 
 def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -109,8 +107,8 @@ def annotate(
     problems: list[Problem] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
-    view = as_view(annotator_transform(annotator.preprocessing, annotation.seen))
-    batches = fixed_batches(source, view, loading, list(_draws(draft, missing, size)))
+    how = annotator_preprocessing(annotator.preprocessing, annotation.seen)
+    batches = on_device(fixed_batches(source, how, loading, list(_draws(draft, missing, size))), device)
     chosen = slice(None) if columns is None else torch.tensor(columns, device=device)
     for shard in missing:
         parts = []
@@ -120,8 +118,7 @@ def annotate(
             unreadable(batch.problems)
             problems += batch.problems
             with torch.inference_mode(), accelerator.autocast():
-                images = batch.images.to(device, non_blocking=True, memory_format=torch.channels_last)
-                logits, _ = place_logits(model, images)
+                logits, _ = place_logits(model, batch.images.to(memory_format=torch.channels_last))
             # image by image: with 21k classes, a batch is large
             found = [best_scores(one[:, chosen].float(), manifest.k, annotation.scores) for one in logits]
             scores, classes = (torch.stack(part) for part in zip(*found, strict=True))

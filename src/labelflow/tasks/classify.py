@@ -19,6 +19,7 @@ from labelflow.classifier import timm_config
 from labelflow.data import (
     Batch,
     FileCheck,
+    PixelBatch,
     Preprocessing,
     Problem,
     Stream,
@@ -54,9 +55,9 @@ class Evaluation:
         self.recipe = recipe
         self.eval_source = open_source(recipe.data, "val")
         self.unreadable = Unreadable(recipe.data.skip_unreadable, tell)
-        self._loader: Iterable[Batch] | None = None
+        self._loader: Iterable[PixelBatch] | None = None
 
-    def eval_batches(self, rank: int, processes: int) -> Iterable[Batch]:
+    def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
         if self._loader is None:  # keep its workers
             batch = self.recipe.training.eval_batch or self.recipe.training.micro_batch
             self._loader = eval_batches(self.eval_source, self.recipe.data, batch=batch, rank=rank, processes=processes)
@@ -120,7 +121,7 @@ class Classification(Evaluation):
             "guide_parameters": guide_parameters(self.mixer),
         }
 
-    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[Batch]:
+    def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[PixelBatch]:
         training = self.recipe.training
         batches = train_batches(
             self.train_source,

@@ -14,6 +14,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch.testing import assert_close
+from torchvision.transforms.v2 import functional as T
 
 from labelflow.chance import generator
 from labelflow.data.views import Draw
@@ -260,6 +261,14 @@ def test_masks_are_long_on_a_device() -> None:
     assert (batch.masks.dtype, batch.to(cpu).masks.dtype) == (torch.uint8, torch.long)
     assert torch.equal(batch.masks, batch.to(cpu).masks.to(torch.uint8))
     assert [mask.dtype for mask in evaluated.to(cpu).masks] == [torch.long] * 2
+
+
+def test_an_evaluation_sees_bytes_as_torchvision_normalises_them() -> None:
+    data = SegmentData(source="world(train=4, val=2, size=32)", short=32, workers=0)
+    (batch,) = eval_batches(open_source(data, "val"), data, batch=2)
+    for image, seen in zip(batch.images, batch.to(torch.device("cpu")).images, strict=True):
+        assert image.dtype == torch.uint8
+        assert_close(seen, T.normalize(image.float() / 255, list(data.mean), list(data.std)), rtol=0, atol=0)
 
 
 def test_a_damaged_mask_does_not_hide_what_else_is_wrong(folder: Path) -> None:

@@ -15,25 +15,27 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.data import Problem
+from labelflow.data.normalise import Normalise
 from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.detect.data import Sample
 from labelflow.tasks.detect.settings import DetectData
 
+FROM_0_TO_1 = Normalise((0.0,) * 3, (1.0,) * 3)
 LEAST = 1.0  # pixels of a box that is left after a crop, at least
 
 
 class Batch(NamedTuple):
     """Images of any sizes, and what is true of them."""
 
-    images: list[Tensor]  # (3, H, W) each, from 0 to 1
+    images: list[Tensor]  # (3, H, W) each: uint8 until they get to a device, then from 0 to 1
     targets: list[dict[str, Tensor]]  # boxes (T, 4), labels (T,), masks (T, H, W) each; none in an evaluation
     numbers: list[int]  # the images' ids
     weights: list[float]  # 0 where a sample does not count
     problems: list[Problem]  # samples that could not be read
 
     def to(self, device: torch.device) -> "Batch":
-        images = [image.to(device, non_blocking=True) for image in self.images]
+        images = [FROM_0_TO_1(image.to(device, non_blocking=True)) for image in self.images]
         targets = [{name: part.to(device, non_blocking=True) for name, part in one.items()} for one in self.targets]
         return Batch(images, targets, self.numbers, self.weights, self.problems)
 
@@ -102,7 +104,7 @@ def eval_batches(source: DenseSource, data: DetectData, **plan: int) -> "DataLoa
 def collate(views: list[View]) -> Batch:
     samples: list[Sample] = [view.content for view in views]
     return Batch(
-        [sample.image.float() / 255 for sample in samples],
+        [sample.image for sample in samples],
         [{"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks} for sample in samples],
         [sample.number for sample in samples],
         [view.weight for view in views],

@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.data import Problem
+from labelflow.data.normalise import Normalise
 from labelflow.tasks.dense.layers import fit
 from labelflow.tasks.dense.loading import DenseSource, Samples, View, load_evaluation, load_training
 from labelflow.tasks.segment.data import Sample
@@ -39,13 +40,15 @@ class Batch(NamedTuple):
 class EvalBatch(NamedTuple):
     """Images of any sizes to evaluate on."""
 
-    images: list[Tensor]  # (3, H, W) each
+    images: list[Tensor]  # (3, H, W) each: uint8 until they get to a device, then normalised
     masks: list[Tensor]  # (H, W) each, 255 everywhere where a sample does not count; uint8, then long, as above
     problems: list[Problem]
+    normalise: Normalise
 
     def to(self, device: torch.device) -> "EvalBatch":
         images, masks = ([one.to(device, non_blocking=True) for one in part] for part in self[:2])
-        return EvalBatch(images, [mask.long() for mask in masks], self.problems)
+        seen = [self.normalise(image) for image in images]
+        return self._replace(images=seen, masks=[mask.long() for mask in masks])
 
 
 def train_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
@@ -66,9 +69,9 @@ def train_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple
     return F.pad(colours, padding), F.pad(mask, padding, value=VOID)
 
 
-def eval_view(sample: Sample, generator: Generator, data: SegmentData) -> tuple[Tensor, Tensor]:
-    """At its own size, normalised."""
-    return T.normalize(sample.image.float() / 255, list(data.mean), list(data.std)), sample.mask
+def eval_view(sample: Sample, generator: Generator) -> Sample:
+    """Unchanged, at its own size."""
+    return sample
 
 
 def draw_crop(mask: Tensor, crop: int, most: float, generator: Generator) -> tuple[int, int, int, int]:
@@ -120,7 +123,8 @@ def train_batches(source: DenseSource, data: SegmentData, *, seed: int, **plan: 
 
 def eval_batches(source: DenseSource, data: SegmentData, **plan: int) -> "DataLoader[EvalBatch]":
     """Every sample once: see `load_evaluation`."""
-    return load_evaluation(Samples(source, partial(eval_view, data=data)), _list, data.workers, **plan)
+    collate = partial(_list, normalise=Normalise(data.mean, data.std))
+    return load_evaluation(Samples(source, eval_view), collate, data.workers, **plan)
 
 
 def _stack(views: list[View]) -> Batch:
@@ -128,10 +132,10 @@ def _stack(views: list[View]) -> Batch:
     return Batch(torch.stack(images), torch.stack(masks), [view.problem for view in views if view.problem])
 
 
-def _list(views: list[View]) -> EvalBatch:
+def _list(views: list[View], normalise: Normalise) -> EvalBatch:
     images = [view.content[0] for view in views]
     masks = [view.content[1] if view.weight else torch.full_like(view.content[1], VOID) for view in views]
-    return EvalBatch(images, masks, [view.problem for view in views if view.problem])
+    return EvalBatch(images, masks, [view.problem for view in views if view.problem], normalise)
 
 
 def _uniform(generator: Generator, low: float = 0.0, high: float = 1.0) -> float:
