@@ -1,6 +1,7 @@
 """Batches are a function of (seed, epoch, position): they start anywhere, for any number of processes."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_number_of_workers_makes_no_difference(workers: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, helped, strict=True))
 
 
-def timms(data: Data, training: bool) -> create_transform:
+def timms(data: Data, training: bool) -> Callable[[Image.Image], Tensor]:
     """From an image to a normalised tensor, at once."""
     augmented = {"auto_augment": data.auto_augment, "re_prob": data.erasing, "re_mode": "pixel", "scale": data.scale}
     return create_transform(
@@ -103,7 +104,7 @@ def test_models_see_bit_for_bit_what_timms_transforms_make(workers: int) -> None
     world = World("train", 40, 32)
     transform = timms(data, training=True)
     draws = list(TrainBatches(40, **HOW))
-    batches = on_device(train_batches(world, data, **HOW), CPU)
+    batches = list(on_device(train_batches(world, data, **HOW), CPU))  # all, so that no worker outlives a failure
     for group, batch in zip(draws, batches, strict=True):
         for draw, image in zip(group, batch.images, strict=True):
             with drawn_from(HOW["seed"], Purpose.VIEW, draw.epoch, draw.position):
@@ -115,7 +116,7 @@ def test_models_see_bit_for_bit_what_timms_transforms_make(workers: int) -> None
 
 
 def test_a_batch_travels_in_a_quarter_of_its_bytes() -> None:
-    """Noise of random erasing comes on top; pinning memory, as for a GPU, changes nothing."""
+    """The noise of random erasing comes on top."""
     source, data = World("train", 40, 32), Data(image_size=32, erasing=0.0, workers=0)
     batch = next(train_batches(source, data, **HOW))
     assert batch.to(CPU).images.nbytes == 4 * batch.pixels.nbytes

@@ -15,7 +15,8 @@ class Evaluated(Protocol):
     """The data and the metrics of a task."""
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[Any]:
-        """Every sample once, divided among the processes, with equally many batches: `to(device)`, `problems`."""
+        """Every sample once, divided among the processes, with equally many batches: `to(device)`, which moves
+        all their tensors, and `problems`, before and after."""
         ...
 
     def measure(self, student: nn.Module, batch: Any) -> dict[str, Tensor]:
