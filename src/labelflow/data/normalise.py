@@ -26,7 +26,7 @@ class Normalise:
 
 @cache
 def _constants(colours: Normalise, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Made once for a device. White is a tensor as well: by a plain number GPUs do not divide, they multiply with its
-    reciprocal, which changes the last bit."""
+    """Made once for a device; the host waits for them, so that they are there for every stream. White is a tensor as
+    well: by a plain number GPUs do not divide, they multiply with its reciprocal, which changes the last bit."""
     mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (colours.mean, colours.std))
     return torch.tensor(255.0, device=device), mean, std
