@@ -28,13 +28,13 @@ def test_every_byte_is_bit_for_bit_torchvisions(mean: tuple[float, ...], std: tu
         assert torch.equal(image, F.normalize(fractions, list(mean), list(std)))
 
 
-def test_images_lie_in_memory_as_models_are_given_them_whatever_the_bytes_do() -> None:
-    pixels = EVERY_BYTE.clone().to(memory_format=torch.channels_last)
-    before = pixels.clone()
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_bytes_are_left_alone_and_images_lie_in_memory_as_they_do(layout: torch.memory_format) -> None:
+    pixels = EVERY_BYTE.clone(memory_format=layout)
     images = Normalise(*COLOURS[0])(pixels)
-    assert images.is_contiguous()
+    assert images.is_contiguous(memory_format=layout)
     assert torch.equal(images, Normalise(*COLOURS[0])(EVERY_BYTE))
-    assert torch.equal(pixels, before)
+    assert torch.equal(pixels, EVERY_BYTE)
 
 
 class Operands(TorchDispatchMode):

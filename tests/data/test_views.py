@@ -120,6 +120,7 @@ def test_a_batch_travels_in_a_quarter_of_its_bytes() -> None:
     source, data = World("train", 40, 32), Data(image_size=32, erasing=0.0, workers=0)
     batch = next(train_batches(source, data, **HOW))
     assert batch.to(CPU).images.nbytes == 4 * batch.pixels.nbytes
+    assert batch.to(CPU).images.is_contiguous()
     assert batch.patches.noise.nbytes == 0
     batch = next(train_batches(source, replace(data, erasing=1.0), **HOW))
     assert batch.patches.noise.numel() == sum(3 * box.height * box.width for box in batch.patches.boxes) > 0

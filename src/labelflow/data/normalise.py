@@ -19,9 +19,9 @@ class Normalise:
     std: tuple[float, ...]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(..., 3, H, W) uint8 -> float32, contiguous"""
+        """(..., 3, H, W) uint8 -> float32"""
         white, mean, std = _constants(self, pixels.device)
-        return (pixels.contiguous() / white).sub_(mean).div_(std)
+        return (pixels / white).sub_(mean).div_(std)
 
 
 @cache
