@@ -84,6 +84,8 @@ def test_a_sharded_run_trains_as_one_process_does(results: dict[str, list[Any]],
             found = [line for line in metrics if line["kind"] == "train"]
             for line, reference in zip(found, expected, strict=False):
                 assert_close(line["loss"], reference["loss"], atol=close, rtol=0)
+        alone, _, rounded = (metrics[0]["loss"] for metrics in rank["metrics"])
+        assert alone != rounded  # bf16 is what it ran in
 
 
 def test_a_sharded_run_resumes_identically(results: dict[str, list[Any]]) -> None:

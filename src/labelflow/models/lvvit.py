@@ -12,6 +12,7 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import PatchEmbed, trunc_normal_
@@ -90,6 +91,8 @@ class ConvStem(PatchEmbed):
                 f"images must be multiples of {rows}×{columns} pixels, not {height}×{width}: "
                 f"resize them, or create the model with dynamic_img_pad=True"
             )
+        if x.is_cuda:  # tensor cores want channels last: cuDNN would transpose to and fro at each convolution
+            x = x.contiguous(memory_format=torch.channels_last)
         for i in range(1, self.depth + 1):
             x = F.relu(getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x)))
         x = self.proj(x)  # (B, D, h, w)

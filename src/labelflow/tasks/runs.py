@@ -58,7 +58,7 @@ def train_run(
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; name a folder")
-    asked, recipe = recipe, fitted(_with_precision_of(run, recipe) if started_before and goes_on else recipe)
+    asked, recipe = recipe, fitted(_with_precision_of(run, recipe) if resume and started_before and goes_on else recipe)
     accelerator = make_accelerator(recipe.training, folder)
     before, altered = _check_folder(run, recipe, resume, free) if goes_on else (None, "")
     accelerator.wait_for_everyone()
