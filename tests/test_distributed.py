@@ -1,23 +1,28 @@
 """Two gloo processes: DDP gives what one process gives, and sharding keeps labels exact."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
+from accelerate.state import AcceleratorState
 from torch.testing import assert_close
 
 import labelflow as lf
 import workers
 from helpers import build
+from labelflow.classifier import load
+from labelflow.engine import Run
 from labelflow.targets import TokenLabel
+from labelflow.tasks import train_run
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both processes come to, for each piece of work: they are started once, which takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    works = (workers.ddp, workers.ddp_tokens, workers.fsdp, workers.sharded_run)
+    works = (workers.ddp, workers.ddp_tokens, workers.fsdp, workers.fsdp_runs)
     torch.multiprocessing.spawn(workers.start, args=(works, folder, 2), nprocs=2)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
@@ -66,8 +71,28 @@ def test_fully_shard_keeps_labels(results: dict[str, list[Any]]) -> None:
                 assert_close(rounded["share"], expected, atol=1e-6, rtol=0)
 
 
-def test_a_sharded_run_is_saved_whole_and_goes_on(results: dict[str, list[Any]]) -> None:
-    for rank in results["sharded_run"]:
-        assert rank["update"] == 1
-        assert torch.equal(rank["found"], rank["expected"])
-        assert rank["shapes"] == {name: value.shape for name, value in build("vit").state_dict().items()}
+def test_a_sharded_run_trains_as_one_process_does(results: dict[str, list[Any]], tmp_path: Path) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    train_run(workers.LVVIT, tmp_path, resume=False, quiet=True)
+    expected = [line for line in Run(tmp_path).metrics() if line["kind"] == "train"]
+    weights, model = results["fsdp_runs"][0]["alone"], load(tmp_path).model
+    assert {name: value.shape for name, value in weights["last.safetensors"].items()} == {
+        name: value.shape for name, value in model.state_dict().items()
+    }
+    for rank in results["fsdp_runs"]:
+        for metrics, close in zip(rank["metrics"], (1e-5, 1e-5, 2e-3), strict=True):
+            found = [line for line in metrics if line["kind"] == "train"]
+            for line, reference in zip(found, expected, strict=False):
+                assert_close(line["loss"], reference["loss"], atol=close, rtol=0)
+        alone, _, rounded = (metrics[0]["loss"] for metrics in rank["metrics"])
+        assert alone != rounded  # bf16 is what it ran in
+
+
+def test_a_sharded_run_resumes_identically(results: dict[str, list[Any]]) -> None:
+    """Its weights, their average, and what both are worth: batch norms' statistics are the first process's."""
+    for rank in results["fsdp_runs"]:
+        for name, weights in rank["alone"].items():
+            assert all(torch.equal(value, rank["resumed"][name][key]) for key, value in weights.items())
+        alone, resumed, _ = ([line for line in lines if line["kind"] == "eval"] for lines in rank["metrics"])
+        assert alone == resumed
+        assert "ema_top1" in alone[0]

@@ -3,12 +3,18 @@
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate import Accelerator
+from accelerate.commands.launch import launch_command_parser
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,10 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labelflow as lf
 from helpers import box_mix, build, images_for
+from labelflow.data import Data
+from labelflow.engine import Run, Training, loop
 from labelflow.engine.checkpoint import Checkpoints, State
-from labelflow.engine.ema import Ema
-from labelflow.engine.run import Run
-from labelflow.targets import TLAlign, TokenLabel, Truth
+from labelflow.engine.optim import make_optimizer
+from labelflow.targets import TokenLabel
+from labelflow.tasks import Recipe, train_run
 from targets.test_token_label import truth_for
 
 
@@ -105,48 +113,58 @@ def fsdp(rank: int) -> dict[str, object]:
     return results
 
 
-def sharded_run(rank: int) -> dict[str, object]:
-    """A sharded student, its average and its optimiser, saved and loaded into another one."""
-    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({name: str(value) for name, value in launched.items()})
-    accelerator = Accelerator(cpu=True)
+LVVIT = Recipe(
+    model="lvvit_t(embed_dim=24, depth=2, num_heads=3)",  # whose stem has batch norms, which are not sharded
+    data=Data(source="world(train=48, val=16)", image_size=32, test_crop=1.0, workers=0),
+    training=Training(
+        epochs=2, batch=16, micro_batch=8, warmup_epochs=0, lr=1e-3, lr_batch=0, ema=0.5, clip=1.0, log_updates=1
+    ),
+)
+
+
+def fsdp_runs(rank: int) -> dict[str, object]:
+    """Runs that Accelerate shards as it does on GPUs: left alone, interrupted between two evaluations; and one in bf16,
+    with a fused optimizer, which are a GPU's defaults."""
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    images, mix, y = halves("vit")[rank]
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(launch_settings() | {name: str(value) for name, value in launched.items()})
+    PartialState(cpu=True)
 
-    def sharded(seed: int) -> tuple[lf.Student, Ema, torch.optim.Optimizer, Checkpoints]:
-        torch.manual_seed(seed)
-        model = build("vit")
-        with torch.no_grad():
-            model.head.weight.normal_()
-        student = lf.Student(model, {"flow"})
-        mesh = init_device_mesh("cpu", (2,))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(student, mesh=mesh)
-        optimizer, ema = torch.optim.AdamW(model.parameters(), lr=0.01), Ema(model, decay=0.5)
-        return student, ema, optimizer, Checkpoints(Run(folder[0]), student, optimizer, ema, accelerator, keep=1)
+    def train(name: str, recipe: Recipe) -> Path:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU  # Accelerate shards on devices only
+        train_run(recipe, Path(folder[0]) / name, resume=True, quiet=True, last=False)
+        return Path(folder[0]) / name
 
-    def update(student: lf.Student, ema: Ema, optimizer: torch.optim.Optimizer) -> Tensor:
-        loss = lf.total(TLAlign()(student(mix.apply(images), mix), Truth(y), mix))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ema.update()
-        with ema.weights(), torch.no_grad():
-            return student(images).logits
+    def save_and_fail(checkpoints: Checkpoints, state: State) -> None:
+        save(checkpoints, state)
+        if state.update == 4:
+            raise InterruptedError
 
-    student, ema, optimizer, checkpoints = sharded(0)
-    update(student, ema, optimizer)
-    checkpoints.save(State(update=1, best=0.5, best_update=1))
-    expected = update(student, ema, optimizer)
-    student, ema, optimizer, checkpoints = sharded(1)
-    state = checkpoints.load()
-    found = update(student, ema, optimizer)
-    weights = load_file(f"{folder[0]}/model.safetensors")
+    alone, save = train("alone", LVVIT.change(save_updates=2)), Checkpoints.save
+    with patch.object(Checkpoints, "save", save_and_fail), suppress(InterruptedError):
+        train("resumed", LVVIT.change(save_updates=2))
+    resumed = train("resumed", LVVIT)
+    with patch.object(
+        loop, "make_optimizer", lambda student, training, device: make_optimizer(student, training, "cuda")
+    ):
+        rounded = train("rounded", LVVIT.change(precision="bf16", epochs=1))
+    with pytest.raises(ValueError, match="CUDA graphs, which do not go with sharded weights"):
+        train("graphs", LVVIT.change(compile="reduce-overhead"))
+    names = ("last.safetensors", "checkpoints/00000006/model.safetensors", "checkpoints/00000006/ema.safetensors")
     return {
-        "expected": expected,
-        "found": found,
-        "update": state.update,
-        "shapes": {k: v.shape for k, v in weights.items()},
+        "alone": {name: load_file(alone / name) for name in names},
+        "resumed": {name: load_file(resumed / name) for name in names},
+        "metrics": [Run(one).metrics() for one in (alone, resumed, rounded)],
     }
+
+
+def launch_settings() -> dict[str, str]:
+    """What `accelerate launch`, as docs/howto/imagenet.md calls it for FSDP, tells the processes that it starts."""
+    page = (Path(__file__).parent.parent / "docs" / "howto" / "imagenet.md").read_text().replace("\\\n", "")
+    command = next(line for line in page.splitlines() if line.startswith("accelerate launch"))
+    options = launch_command_parser().parse_args(command.split()[2:])
+    options.mixed_precision, options.dynamo_backend, options.num_machines = options.mixed_precision or "no", "no", 1
+    options.main_process_port, options.num_cpu_threads_per_process = 0, 1
+    set_by_it = prepare_multi_gpu_env(options).items() - os.environ.items()
+    return dict(set_by_it)

@@ -143,12 +143,54 @@ def test_every_term_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert_close(three[name], weights, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("how", [{"precision": "bf16"}, {"checkpointing": True}, {"tracker": "tensorboard"}])
+WAYS = [{"precision": "bf16"}, {"precision": "tf32"}, {"checkpointing": True}, {"tracker": "tensorboard"}]
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_ways_to_train(tmp_path: Path, how: dict) -> None:
     metrics = train_run(TINY.change(**how, epochs=1, warmup_epochs=0), tmp_path / "run", resume=False)
     assert math.isfinite(metrics["loss"])
     if "tracker" in how:
         assert list((tmp_path / "run").rglob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize(("mode", "marks"), [("", 0), ("default", 0), ("reduce-overhead", 6), ("max-autotune", 6)])
+def test_compiled_students(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, marks: int) -> None:
+    """The mode is torch.compile's; CUDA graphs are told when an update begins, not when a micro-batch does."""
+    asked, marked = [], []
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.Module, "compile", lambda module, **how: asked.append(how))
+        patched.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(None))
+        train_run(TINY.change(compile=mode, micro_batch=16), tmp_path, resume=False, quiet=True)
+    assert asked == ([{"mode": mode, "dynamic": False}] if mode else [])
+    assert len(marked) == marks
+
+
+def test_a_compiled_run_trains_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training and in evaluations, of the average too, whatever their last batch holds."""
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode, **how: compiled(module, backend="eager", **how))
+    how = {"drop_path": 0.2, "ema": 0.5, "mixer": "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)"}
+    plain = train_run(TINY.change(**how), tmp_path / "plain", resume=False, quiet=True)
+    torch.compiler.reset()
+    assert train_run(TINY.change(compile="default", **how), tmp_path / "fast", resume=False, quiet=True) == plain
+
+
+@pytest.mark.parametrize(("one_size", "deterministic"), [(True, False), (True, True), (False, False)])
+def test_convolutions_are_timed_where_sizes_are_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_size: bool, deterministic: bool
+) -> None:
+    seen, terms = [], Classification.terms
+
+    def look(*given: Any) -> list[Term]:
+        seen.append(torch.backends.cudnn.benchmark)
+        return terms(*given)
+
+    monkeypatch.setattr(Classification, "terms", look)
+    monkeypatch.setattr(Classification, "one_size", one_size)
+    train_run(TINY.change(deterministic=deterministic, epochs=1), tmp_path, resume=False, quiet=True)
+    assert set(seen) == {one_size and not deterministic}
+    assert not torch.backends.cudnn.benchmark  # as it was
 
 
 def test_checkpointing_changes_nothing(tmp_path: Path) -> None:

@@ -194,3 +194,18 @@ def test_a_warm_up_as_long_as_the_run_becomes_a_quarter_of_it(
 def test_a_shorter_warm_up_stays() -> None:
     for training in (Training(epochs=6, warmup_epochs=5), Training(epochs=1, warmup_epochs=0, warmup_updates=3)):
         assert shorten_warmup(training, 4) is training
+
+
+@pytest.mark.parametrize(("name", "can"), [("adamw", True), ("adam", True), ("sgd", True), ("lamb", False)])
+def test_optimizers_are_fused_on_cuda_alone(name: str, can: bool) -> None:
+    """The others stay as they were, and so do their numbers."""
+    fused = {
+        device: make_optimizer(nn.Linear(2, 2), Training(optimizer=name), device).defaults.get("fused")
+        for device in ("cpu", "cuda", "xpu", "mps")
+    }
+    assert fused == {"cpu": None, "cuda": can or None, "xpu": None, "mps": None}
+
+
+def test_adagrad_has_no_fused_kernel_for_cuda() -> None:
+    """Though its class takes the argument."""
+    assert not make_optimizer(nn.Linear(2, 2), Training(optimizer="adagrad"), "cuda").defaults["fused"]

@@ -11,11 +11,12 @@ import timm
 import torch
 from timm.data import resolve_data_config
 from timm.optim import param_groups_layer_decay
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from helpers import GOLDEN, fill, golden, sharpen
 from labelflow.models.create import create, read_weights
-from labelflow.models.lvvit import STEMS, LVViT, Stem
+from labelflow.models.lvvit import STEMS, ConvStem, LVViT, Stem
 
 FACTS = json.loads((GOLDEN / "lvvit_keys.json").read_text())["models"]
 SMALL = {"embed_dim": 24, "depth": 3, "num_heads": 3, "stem_width": 8}
@@ -77,6 +78,20 @@ def test_stems_of_table_9(stem: str, millions: float, printed: float) -> None:
     convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
     assert tuple(module.kernel_size[0] for module in convolutions) == STEMS[stem].kernels
     assert small(stem=stem).patch_embed(images()).shape == (2, 16, 24)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_convolutions_have_their_channels_last_on_a_gpu(device: str) -> None:
+    """And tokens are contiguous then, without a copy."""
+    seen: list[bool] = []
+    with FakeTensorMode():  # needs no GPU
+        stem = ConvStem(32, device=device)
+        stem.conv2.register_forward_pre_hook(
+            lambda conv, inputs: seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+        )
+        tokens = stem(torch.rand(2, 3, 32, 32, device=device))
+        assert [tokens.is_contiguous()] == seen == [device == "cuda"]
+        assert all(parameter.is_contiguous() for parameter in stem.parameters())
 
 
 def test_a_stem_of_ones_own() -> None:

@@ -167,7 +167,7 @@ def test_every_recipe_says_where_it_comes_from_and_how_it_is_run(entry: Entry[An
     where = {"finetune": "FOLDER", "small": "FOLDER", "quickstart": ""}
     size = entry.name.partition("_")[2] if entry.name in OWN else ""
     folder = where.get(size, f"/path/to/{'ade20k' if verb == 'segment' else 'coco'}")
-    assert entry.command.endswith(f"--data {folder}{' --precision bf16' * (not size)}" if folder else entry.name)
+    assert entry.command.endswith(f"--data {folder}" if folder else entry.name)
     check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 

@@ -1,12 +1,17 @@
 """What is known before a run is started, and what becomes of a start that failed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import nn
 
 from labelflow.data import Data
 from labelflow.engine import Run, Training
+from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.tasks import Recipe, runs, train_run
 from labelflow.tasks.recipe import read_recipe
 
@@ -82,7 +87,95 @@ class TestSettingsThatAreMadeToFit:
     def test_nothing_is_told_where_all_fits(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         train_run(TINY, tmp_path / "run", resume=False)
         assert "since" not in capsys.readouterr().out
-        assert read_recipe(Run(tmp_path / "run")) == TINY
+        assert read_recipe(Run(tmp_path / "run")) == TINY.change(precision="no")
+
+    def test_precision(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """As the device has it; on resume, as the run was started, wherever that was."""
+        with monkeypatch.context() as patched:
+            patched.setattr(runs, "resolve_precision", lambda precision: "bf16" if precision == "auto" else precision)
+            train_run(TINY, tmp_path / "run", resume=False)
+        assert "precision bf16; for float32, choose --precision tf32 or no" in capsys.readouterr().out
+        for name, place in (("recipe.json", "training"), ("environment.json", "")):
+            stored = Run(tmp_path / "run").read(name)
+            assert (stored[place] if place else stored)["precision"] == "bf16"
+        train_run(TINY, tmp_path / "run", resume=True)
+        assert "now" not in capsys.readouterr().out
+        assert read_recipe(Run(tmp_path / "run")).training.precision == "bf16"
+
+
+class TestResumedOtherwise:
+    """What may change changes from there on, and the run says so."""
+
+    LONGER = TINY.change(
+        source="world(train=48, val=8)",
+        epochs=2,
+        save_updates=1,
+        optimizer="sgd",
+        lr=0.1,
+        lr_batch=0,
+        mixer="none",
+        target="plain",
+        drop_path=0.0,
+    )
+
+    def stopped(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """After two of six updates."""
+
+        def save_and_stop(checkpoints: Checkpoints, state: State) -> None:
+            save(checkpoints, state)
+            if state.update == 2:
+                raise InterruptedError
+
+        save = Checkpoints.save
+        with monkeypatch.context() as patched:
+            patched.setattr(Checkpoints, "save", save_and_stop)
+            with pytest.raises(InterruptedError):
+                train_run(self.LONGER, folder, resume=False, quiet=True)
+        return folder
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"micro_batch": 4}, "micro_batch was 8, now 4, so other images are mixed with one another; from here on"),
+            ({"precision": "bf16"}, "precision was 'no', now 'bf16', so numbers are rounded differently; from here on"),
+            ({"compile": "default"}, "compile was '', now 'default', so numbers are rounded differently; from here on"),
+            ({"micro_batch": 16, "precision": "tf32"}, "mixed with one another; precision was 'no', now 'tf32', so"),
+        ],
+    )
+    def test_it_goes_on_with_the_same_images(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        changes: dict[str, Any],
+        said: str,
+    ) -> None:
+        """Where nothing is mixed, another micro-batch makes no difference but rounding."""
+        monkeypatch.setattr(nn.Module, "compile", lambda module, **how: None)
+        folder = self.stopped(tmp_path / "run", monkeypatch)
+        train_run(self.LONGER.change(**changes), folder, resume=True)
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert "resuming after update 2 of 6" in printed
+        train_run(self.LONGER, tmp_path / "alone", resume=False, quiet=True)
+        alone, resumed, begun = (
+            torch.cat([value.flatten() for value in load_file(one / "last.safetensors").values()])
+            for one in (tmp_path / "alone", folder, self.stopped(tmp_path / "begun", monkeypatch))
+        )
+        assert (resumed - alone).norm() < 0.02 * (alone - begun).norm()
+        stored = read_recipe(Run(folder)).training
+        assert all(getattr(stored, name) == value for name, value in changes.items())
+
+    def test_the_same_settings_change_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        train_run(self.LONGER, self.stopped(tmp_path / "run", monkeypatch), resume=True)
+        assert "now" not in capsys.readouterr().out
+        train_run(self.LONGER.change(precision="no"), tmp_path / "alone", resume=False)  # which is auto on a CPU
+        ends = [(tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "alone")]
+        assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "last.safetensors"])

@@ -63,7 +63,7 @@ def transfer(model: str, args: Sequence[str]) -> None:
     prog = f"labelflow transfer {quote(model)} {quote(args[0])}"
     about = (
         f"{model} on {args[0]}: SGD for 1000 epochs, no erasing and no drop-path (TL-Align, Table 5), with TL-Align; "
-        f"--target plain is without. Example: {prog} --epochs 100 --precision bf16"
+        f"--target plain is without. Example: {prog} --epochs 100"
     )
     _run(prog, name, recipe, about, args[1:])
 

@@ -29,7 +29,7 @@ from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
 from labelflow.tasks.recipe import flat, read_recipe
-from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitting_micro_batch
+from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file
 
@@ -98,7 +98,7 @@ def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) ->
     return [
         Cell(
             name,
-            own.change(seed=seed, micro_batch=fitting_micro_batch(own)),
+            fitted(own.change(seed=seed)),
             f"{data} {labels}" if own.data.labels else data,
             code,
         )

@@ -11,6 +11,7 @@ from labelflow.chance import Purpose, generator
 from labelflow.data import Batch, on_device
 from labelflow.engine import make_accelerator
 from labelflow.engine.optim import make_optimizer
+from labelflow.engine.setup import flags_restored
 from labelflow.loss import total
 from labelflow.mixers import make_mixer
 from labelflow.spec import mixture
@@ -25,6 +26,7 @@ class Speed:
     seconds: float  # of a micro-batch: the median
 
 
+@flags_restored()
 def measure_speeds(
     recipes: Mapping[str, Recipe], rounds: int, advance: Callable[[int], None] = lambda count: None
 ) -> dict[str, Speed]:
@@ -62,9 +64,8 @@ class _Step:
         self.task = Classification(self.recipe, tell=lambda text: None)
         self.mixers = [(weight, make_mixer(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)
-        self.student, self.optimizer = self.accelerator.prepare(
-            self.task.student, make_optimizer(self.task.student, self.recipe.training)
-        )
+        optimizer = make_optimizer(self.task.student, self.recipe.training, self.accelerator.device.type)
+        self.student, self.optimizer = self.accelerator.prepare(self.task.student, optimizer)
         self.student.train()
         self.batch: Batch = next(on_device(self.task.train_batches(1, 0, 0, 1), self.accelerator.device))
 

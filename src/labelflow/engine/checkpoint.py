@@ -94,6 +94,9 @@ class Checkpoints:
         if (folders[-1] / "heads.safetensors").exists():
             weights |= load_file(folders[-1] / "heads.safetensors")
         optimizer = torch.load(folders[-1] / "optimizer.pt", weights_only=True)
+        for group in optimizer["param_groups"]:
+            if "fused" in group:  # is up to this device, not to the one that the checkpoint was saved on
+                group["fused"] = self.optimizer.defaults["fused"]
         set_state_dict(
             self.student,
             self.optimizer,

@@ -8,6 +8,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
+def local(value: Tensor) -> Tensor:
+    """This process's part of a sharded tensor; any other tensor as it is."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 class Ema:
     """average ← decay·average + (1-decay)·weights, for parameters and buffers.
 
@@ -24,8 +29,8 @@ class Ema:
         averages, values = [], []
         for name, value in self.model.state_dict().items():
             if value.is_floating_point():
-                averages.append(self.average[name])
-                values.append(value)
+                averages.append(local(self.average[name]))  # buffers are not sharded
+                values.append(local(value))
             else:
                 self.average[name].copy_(value)
         torch._foreach_lerp_(averages, values, weight=1 - self.decay)

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from labelflow.data import Problem, on_device
 from labelflow.engine.task import Evaluated
@@ -19,6 +20,8 @@ def evaluate(
     """The task's metrics over its evaluation samples. `advance` receives the fraction done, 0 to 1."""
     training = student.training
     student.eval()
+    if accelerator.is_fsdp2:
+        _share_buffers(student)
     sums: dict[str, Tensor] = {}
     problems: list[Problem] = []
     batches = task.eval_batches(accelerator.process_index, accelerator.num_processes)
@@ -33,6 +36,13 @@ def evaluate(
     if not sums:
         raise ValueError("a process has no samples to evaluate; use fewer processes or a smaller --eval-batch")
     return task.metrics({name: accelerator.reduce(value, "sum") for name, value in sums.items()})
+
+
+def _share_buffers(student: nn.Module) -> None:
+    """Batch norms' statistics are the first process's, as they are saved. DDP sees to it by itself, FSDP does not."""
+    for value in student.state_dict().values():
+        if not isinstance(value, DTensor) and value.is_floating_point():
+            broadcast(value)
 
 
 def _length(batches: Any) -> int:

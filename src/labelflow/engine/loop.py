@@ -12,17 +12,17 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from labelflow.chance import Purpose, generator, seed_of
 from labelflow.data import Problem, on_device
 from labelflow.engine.checkpoint import Checkpoints
-from labelflow.engine.ema import Ema
+from labelflow.engine.ema import Ema, local
 from labelflow.engine.evaluation import evaluate
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import DETAILS, Run
-from labelflow.engine.settings import Training
+from labelflow.engine.settings import CUDA_GRAPHS, Training
+from labelflow.engine.setup import autocast_forward
 from labelflow.engine.task import Task
 from labelflow.loss import Term, total
 
@@ -37,10 +37,14 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     updates = training.updates or (training.epochs + training.cooldown_epochs) * per_epoch
     accumulated = training.batch // training.micro_batch // accelerator.num_processes
 
+    torch.backends.cudnn.benchmark = task.one_size and not training.deterministic
     if training.compile:
-        task.student.compile()
+        task.student.compile(mode=training.compile, dynamic=False)  # another batch size is compiled for itself
+    if accelerator.is_fsdp2:
+        autocast_forward(task.student, accelerator)
     model = task.student.model
-    student, optimizer = accelerator.prepare(task.student, make_optimizer(task.student, training))
+    optimizer = make_optimizer(task.student, training, accelerator.device.type)
+    student, optimizer = accelerator.prepare(task.student, optimizer)
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
     ema = Ema(model, training.ema) if training.ema else None
     checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep)
@@ -56,6 +60,8 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     with _stop_signals() as stop_requested:
         for update in range(state.update, updates):
             lr = schedule(update)
+            if training.compile in CUDA_GRAPHS:
+                torch.compiler.cudagraph_mark_step_begin()  # what graphs returned for the last update is done with
             for step in range(accumulated):
                 batch = next(batches)
                 problems += batch.problems
@@ -116,8 +122,7 @@ def _evaluate(
 @torch.no_grad()
 def _check_finite(model: torch.nn.Module, update: int, accelerator: Accelerator) -> None:
     """The loss was computed before the update; this checks the weights after it."""
-    values = [value.to_local() if isinstance(value, DTensor) else value for value in model.parameters()]
-    bad = torch.stack([(~value.isfinite()).any() for value in values]).any().float()
+    bad = torch.stack([(~local(value).isfinite()).any() for value in model.parameters()]).any().float()
     if accelerator.reduce(bad, "sum").item():
         raise ValueError(
             f"the weights are not finite after update {update}; the last good checkpoint is kept. Try a smaller --lr "

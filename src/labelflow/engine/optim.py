@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -14,13 +14,17 @@ from torch import nn
 from labelflow.engine.settings import Training
 from labelflow.spec import known
 
+FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # what torch has in one kernel for CUDA
+
 
 def check_optimizer(name: str) -> None:
     """ValueError if timm has no such optimizer."""
     known(name, list_optimizers(), "optimizer")
 
 
-def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, training: Training, device: str = "cpu") -> torch.optim.Optimizer:
+    """device: the type of that on which the model is going to be trained; on CUDA, fused where torch can."""
+    can_fuse = device == "cuda" and get_optimizer_class(training.optimizer, bind_defaults=False) in FUSED
     groups = {"norms": partial(norms_apart, decay=training.weight_decay), "nothing": _together}  # vectors: timm's own
     return create_optimizer_v2(
         model,
@@ -29,6 +33,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
         weight_decay=training.weight_decay,
         momentum=training.momentum,
         param_group_fn=groups.get(training.exempt),
+        **({"fused": True} if can_fuse else {}),
     )
 
 

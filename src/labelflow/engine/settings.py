@@ -2,7 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that use them
+COMPILE_MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")
+_ALONE_OR_MODE = PrimitiveConstructorSpec(  # --compile, or --compile MODE
+    nargs="*",
+    metavar="[MODE]",
+    instance_from_str=lambda given: " ".join(given) or "default",
+    is_instance=lambda mode: isinstance(mode, str),
+    str_from_instance=lambda mode: [mode] if mode else [],
+)
 
 
 @dataclass(frozen=True)
@@ -58,10 +70,12 @@ class Training:
     ema: float = 0.0
     """Decay of the exponential moving average of the weights; 0: none. With it, the best weights are the average's."""
 
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    """Mixed precision; no: float32."""
-    compile: bool = False
-    """torch.compile the model."""
+    precision: Literal["auto", "bf16", "fp16", "tf32", "no"] = "auto"
+    """auto: bf16 where the device has it natively, otherwise no; on resume, what the run was started with. bf16, fp16:
+    mixed precision, with TF32 for products in float32; tf32: float32, with TF32 for products; no: float32 alone."""
+    compile: Annotated[str, _ALONE_OR_MODE] = ""
+    """torch.compile the model: alone, or with a mode: default, reduce-overhead or max-autotune (with CUDA graphs),
+    max-autotune-no-cudagraphs."""
     checkpointing: bool = False
     """Gradient checkpointing: recompute activations to save memory."""
     deterministic: bool = False
@@ -89,6 +103,8 @@ class Training:
         for name in (*lengths, *rates, "eval_batch"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be ≥ 0 and finite, not {getattr(self, name)}")
+        if self.compile and self.compile not in COMPILE_MODES:
+            raise ValueError(f"--compile takes no mode or one of {', '.join(COMPILE_MODES)}, not {self.compile!r}")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be in [0, 1) (0: no average), not {self.ema}")
         if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):

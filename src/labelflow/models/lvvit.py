@@ -17,7 +17,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import PatchEmbed, trunc_normal_
 from timm.layers.format import nchw_to
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, vision_transformer
-from torch import Tensor, nn
+from torch import Tensor, channels_last, nn
 
 
 class Stem(NamedTuple):
@@ -90,6 +90,8 @@ class ConvStem(PatchEmbed):
                 f"images must be multiples of {rows}×{columns} pixels, not {height}×{width}: "
                 f"resize them, or create the model with dynamic_img_pad=True"
             )
+        # Tensor cores want channels last: cuDNN would transpose to and fro at each convolution.
+        x = x.contiguous(memory_format=channels_last) if x.is_cuda else x
         for i in range(1, self.depth + 1):
             x = F.relu(getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x)))
         x = self.proj(x)  # (B, D, h, w)

@@ -34,7 +34,7 @@ class Entry(Generic[R]):
         if self.gpus == 1:
             return f"labelflow {self.kind.command} {self.name}{where}"
         launch = f"torchrun --nproc-per-node {self.gpus} -m labelflow"
-        return f"{launch} {self.kind.command} {self.name}{where} --precision bf16"
+        return f"{launch} {self.kind.command} {self.name}{where}"
 
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/

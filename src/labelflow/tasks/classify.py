@@ -83,6 +83,7 @@ class Classification(Evaluation):
     """A classifier of a recipe on its data."""
 
     headline = KINDS["classify"].headline
+    one_size = True
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)

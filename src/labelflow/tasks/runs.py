@@ -22,17 +22,25 @@ from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make
 from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import CONFIG
+from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
 from labelflow.process import process_count
-from labelflow.settings import setting_names
+from labelflow.settings import change, setting_names
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
 RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
+# Settings that may change, too, but affect what is computed from there on, and how.
+RESUME_MAY_ALTER = {
+    "micro_batch": "other images are mixed with one another",
+    "precision": "numbers are rounded differently",
+    "compile": "numbers are rounded differently",
+}
 
 
+@flags_restored()
 def train_run(
     recipe: AnyRecipe,
     folder: Path,
@@ -46,13 +54,13 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
-    asked, recipe = recipe, recipe.change(micro_batch=fitting_micro_batch(recipe))
-    accelerator = make_accelerator(recipe.training, folder)
     run, kind = Run(folder), kind_of(recipe)
     started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; name a folder")
-    before = _check_folder(run, recipe, resume, free) if goes_on else None
+    asked, recipe = recipe, fitted(_with_precision_of(run, recipe) if resume and started_before and goes_on else recipe)
+    accelerator = make_accelerator(recipe.training, folder)
+    before, altered = _check_folder(run, recipe, resume, free) if goes_on else (None, "")
     accelerator.wait_for_everyone()
     with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
@@ -64,8 +72,8 @@ def train_run(
         broadcast_object_list(problems)  # so that all processes stop, or none
         task.unreadable(problems[0])
         recipe = _with_used_warmup(recipe, task.samples)
-        for change in _changes(asked.training, recipe.training):
-            progress.say(change)
+        for line in filter(None, [altered, *_changes(asked.training, recipe.training)]):
+            progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         config = {"task": kind.name, **task.config, "parameters": parameters}
         if before:
@@ -75,7 +83,7 @@ def train_run(
             folder.mkdir(parents=True, exist_ok=True)
             run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
             run.write(CONFIG, config)
-            run.write("environment.json", environment(accelerator))
+            run.write("environment.json", environment(accelerator, recipe.training.precision))
         accelerator.wait_for_everyone()
         if recipe.training.tracker:
             accelerator.init_trackers("labelflow", config={key: str(v) for key, v in flat(asdict(recipe))})
@@ -129,6 +137,7 @@ class InDetail(NamedTuple):
     images: int
 
 
+@flags_restored()
 def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> InDetail:
     """The same, and the metrics of each class."""
     recipe = read_any_recipe(Run(folder))
@@ -152,7 +161,7 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         return InDetail(metrics, task.details(), len(task.eval_source))
 
 
-def environment(accelerator: Accelerator) -> dict[str, Any]:
+def environment(accelerator: Accelerator, precision: str) -> dict[str, Any]:
     return {
         "labelflow": version("labelflow"),
         "python": platform.python_version(),
@@ -160,15 +169,23 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else accelerator.device.type,
         "processes": accelerator.num_processes,
-        "precision": accelerator.mixed_precision,
+        "precision": precision,
         "threads": torch.get_num_threads(),
         "command": " ".join(sys.argv),
     }
 
 
-def fitting_micro_batch(recipe: AnyRecipe) -> int:
-    """What divides its batch among the processes."""
-    return fit_micro_batch(recipe.training.batch, recipe.training.micro_batch, process_count())
+def fitted(recipe: AnyRecipeType) -> AnyRecipeType:
+    """With micro-batches that divide the batch among the processes, and a precision that suits the device."""
+    training = recipe.training
+    micro_batch = fit_micro_batch(training.batch, training.micro_batch, process_count())
+    return change(recipe, micro_batch=micro_batch, precision=resolve_precision(training.precision))
+
+
+def _with_precision_of(run: Run, recipe: AnyRecipeType) -> AnyRecipeType:
+    """Where the recipe leaves it open."""
+    left_open = recipe.training.precision == "auto"
+    return change(recipe, precision=read_any_recipe(run).training.precision) if left_open else recipe
 
 
 def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
@@ -177,6 +194,8 @@ def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
 
 def _changes(asked: Training, used: Training) -> Iterator[str]:
     """What was made to fit, in words."""
+    if asked.precision == "auto" and used.precision != "no":
+        yield f"precision {used.precision}; for float32, choose --precision tf32 or no"
     if used.micro_batch != asked.micro_batch:
         among = f" among {process_count()} processes" if process_count() > 1 else ""
         share = f"a batch of {used.batch}{among}"
@@ -201,8 +220,8 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         raise ValueError(f"{folder} was started with other dense labels")
 
 
-def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> dict[str, Any]:
-    """Check that the run in a folder can go on with a recipe; returns its config."""
+def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Check that the run in a folder can go on with a recipe; returns its config, and what will differ, in words."""
     if not (run / "recipe.json").exists():
         raise ValueError(f"{run.folder} holds weights but no recipe.json: they are not a run's; choose another --out")
     if not resume:
@@ -211,11 +230,12 @@ def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[st
     if type(before) is not type(recipe):
         raise ValueError(f"{run.folder} is the run of a {kind_of(before).what}; choose another --out")
     used = _with_used_warmup(recipe, config["samples"])
-    changed = [change for change in differences(before, used) if change[0] not in free]
-    if changed:
-        changes = "; ".join(f"{name} was {before!r}, now {now!r}" for name, before, now in changed)
+    changed = {name: f"{name} was {before!r}, now {now!r}" for name, before, now in differences(before, used)}
+    if refused := [what for name, what in changed.items() if name not in {*free, *RESUME_MAY_ALTER}]:
         raise ValueError(
-            f"{run.folder} was started with another recipe ({changes}); resume with the same settings, or choose "
-            "another --out"
+            f"{run.folder} was started with another recipe ({'; '.join(refused)}); resume with the same settings, or "
+            "choose another --out"
         )
-    return config
+    altered = [f"{changed[name]}, so {what}" for name, what in RESUME_MAY_ALTER.items() if name in changed]
+    unlike = "; from here on, the run is not the same as one without an interruption"
+    return config, "; ".join(altered) + unlike if altered else ""

@@ -40,6 +40,7 @@ class DenseTask:
     open: Callable[[Any, str], Any]  # data, split -> source
     train_loader: Callable[..., Iterator[Any]]
     eval_loader: Callable[..., Iterable[Any]]
+    one_size = False
 
     def __init__(self, recipe: Any, tell: Callable[[str], None] = print, training: bool = True) -> None:
         self.recipe = recipe
@@ -118,7 +119,7 @@ class DenseStudent(nn.Module):
 
     def compile(self, *args: Any, **how: Any) -> None:
         """For training, whose images have one size; those of an evaluation have many, and are not compiled for."""
-        self.fast = torch.compile(self.model.forward, dynamic=False, **how)
+        self.fast = torch.compile(self.model.forward, *args, **how)
 
     def no_weight_decay(self) -> set[str]:
         own: Any = getattr(self.model, "no_weight_decay", set)
