@@ -82,7 +82,7 @@ class PixelBatch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
-        images = self.normalise(pixels.contiguous())  # Pillow has a pixel's colours side by side
+        images = self.normalise(pixels)
         self.patches.to(device).paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
