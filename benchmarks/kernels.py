@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 
 from labelflow import kernels
 from labelflow.kernels import self_attention, windows
+from labelflow.kernels.launch import INTERPRETED
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 CAPABILITIES = (80, 90, 100, 120)
@@ -86,7 +87,8 @@ def cases(everything: bool) -> Iterator[Case]:
             for sources in (2, 196):
                 for biased in (False, True):
                     name = f"{TYPES[dtype]}, head width {width}, {sources} sources{', bias' if biased else ''}"
-                    if kernels.can_attend(torch.empty(0, 0, 0, width, dtype=dtype)):
+                    query = torch.empty(0, 0, 0, width, dtype=dtype)
+                    if kernels.can_attend(query, query, 1.0):
                         how = (4, 197, 197, width, biased, dtype, sources)
                         yield Case(f"attend: {name}", lambda how=how: attend(*how))  # type: ignore[misc]
 
@@ -136,7 +138,7 @@ def measure(case: Case, capability: int) -> Row:
     resources = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     found = sorted({match[1] or match[0] for match in MATRIX.finditer(compiled.asm["ptx"])})
     row = Row(case.name, capability, resources["REG"], resources["STACK"], ", ".join(found))
-    if launch.kernel is not self_attention._attend:
+    if launch.kernel is not self_attention._attend_kernel:
         return row
     inner, outer, *_ = loops(code)
     rows, threads = launch.arguments["ROWS"], 32 * launch.options["num_warps"]
@@ -183,7 +185,7 @@ def main() -> None:
     parser.add_argument("--capabilities", nargs="+", type=int, default=CAPABILITIES)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    if self_attention.INTERPRETED:
+    if INTERPRETED:
         parser.error("TRITON_INTERPRET is set, so that nothing would be compiled")
     rows = [measure(case, capability) for case in cases(options.all) for capability in options.capabilities]
     if options.json:

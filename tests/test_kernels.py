@@ -113,6 +113,23 @@ class TestAttend:
         labels = random_labels(2, 7, 2)
         assert_close(flow.attend(query, key, labels), naive(query, key, labels), atol=1e-4, rtol=0)
 
+    def test_many_small_weights_count(self) -> None:
+        """One key far above two thousand others, each of which alone would vanish in fp16 beside it."""
+        query, key = torch.ones(1, 1, 1, 16).bfloat16(), torch.zeros(1, 1, 2000, 16)
+        key[:, :, 0] = 1.0
+        labels = torch.zeros(1, 2000, 2)
+        labels[:, 0, 0], labels[:, 1:, 1] = 1, 1
+        mixed = flow.attend(query, key.bfloat16(), labels, scale=1.1)  # e^17.6 to 1
+        assert_close(mixed, naive(query, key, labels, scale=1.1), atol=2e-6, rtol=0)
+
+    def test_what_the_kernel_does_not_take_goes_to_pytorch(self) -> None:
+        query, labels = torch.randn(2, 2, 5, 16), random_labels(2, 5, 2)
+        assert_close(flow.attend(query, query, labels, scale=-0.3), naive(query, query, labels, scale=-0.3))
+        mixed = flow.attend(query, query.bfloat16(), labels)
+        assert_close(mixed, naive(query, query.bfloat16(), labels))
+        wide = torch.randn(2, 2, 5, 260)
+        assert_close(flow.attend(wide, wide, labels), naive(wide, wide, labels), atol=1e-5, rtol=0)
+
 
 @pytest.mark.usefixtures("by_kernels")
 class TestAttention:
@@ -199,12 +216,16 @@ def small_model(name: str) -> torch.nn.Module:
 @pytest.mark.usefixtures("by_kernels")
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "pvt_v2_b0"])
 def test_models_carry_the_same_labels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, and under autocast, from the same bf16 queries and keys."""
     aligned = lf.Aligned(small_model(name))
     images, share = torch.rand(2, 3, 64, 64), torch.rand(2, 1, 64, 64).round()
-    _, found = aligned(images, share)
-    monkeypatch.setattr(flow, "KERNEL_DEVICES", ())
-    _, expected = aligned(images, share)
-    assert_close(found, expected, atol=2e-6, rtol=0)
+    for half, tolerance in ((False, 2e-6), (True, 1e-4)):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            _, found = aligned(images, share)
+            with monkeypatch.context() as patch:
+                patch.setattr(flow, "KERNEL_DEVICES", ())
+                _, expected = aligned(images, share)
+        assert_close(found, expected, atol=tolerance, rtol=0)
 
 
 def test_products_that_a_device_may_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,21 +304,27 @@ def test_compiled_for_gpus() -> None:
 
 
 def test_export_sees_through_them() -> None:
-    """With tensors that say they are on a GPU: one operator, which compilers take apart into its kernel."""
+    """With tensors that say they are on a GPU, and any batch: operators, which compilers take apart into kernels."""
     code = """
 import torch
 from torch._subclasses import FakeTensorMode
 from labelflow import flow
 
-class Attend(torch.nn.Module):
-    def forward(self, query, key, labels):
-        return flow.attend(query, key, labels)
+class Everything(torch.nn.Module):
+    def forward(self, query, weights, labels, kernel):
+        mixed = flow.attend(query, query, labels)
+        mixed = flow.attention(weights, mixed).unflatten(1, (7, 7))
+        return flow.aggregate(flow.convolve(kernel, mixed), (3, 3), (2, 2))
 
-with FakeTensorMode(allow_non_fake_inputs=True):
-    query = torch.empty(2, 3, 50, 64, device="cuda", dtype=torch.bfloat16)
-    program = torch.export.export(Attend(), (query, query, torch.empty(2, 50, 2, device="cuda"))).run_decompositions()
-print([str(node.target) for node in program.graph.nodes if node.op == "call_function"])
+with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
+    query = torch.empty(4, 3, 49, 64, dtype=torch.bfloat16)
+    inputs = query, torch.empty(4, 3, 49, 49), torch.empty(4, 49, 2), torch.empty(8, 1, 3, 3)
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(Everything(), inputs, dynamic_shapes=(batch, batch, batch, None))
+    names = [str(node.target) for node in program.run_decompositions().graph.nodes if "labelflow" in str(node.target)]
+print(*names)
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['labelflow.attend.default']"
+    operators = ("attend", "attention", "window_weights", "average", "average")
+    assert run.stdout.split() == [f"labelflow.{name}.default" for name in operators]

@@ -108,7 +108,7 @@ def attend(
     A bias is added to the scores; sample b has that of group b modulo G: windows of an image may differ in it.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    if labels.device.type in KERNEL_DEVICES and kernels.can_attend(query):
+    if labels.device.type in KERNEL_DEVICES and kernels.can_attend(query, key, scale):
         return kernels.attend(query, key, labels, bias, scale)
     nowhere = 1 - labels.sum(-1, keepdim=True)  # padding, which has no label, takes its part of the attention too
     sources = torch.cat([labels, nowhere], -1)  # (B, M, K + 1), summing to 1
@@ -125,8 +125,11 @@ def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | Non
     # Kernels want values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
     width = max(query.shape[-1], labels.shape[-1]) if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
     values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
-    bias = None if bias is None else bias.float().repeat(len(query) // len(bias), 1, 1, 1)
-    mixed = F.scaled_dot_product_attention(query.float(), key.float(), values, attn_mask=bias, scale=scale)
+    if bias is not None and len(bias) > 1:
+        bias = bias.repeat(len(query) // len(bias), 1, 1, 1)
+    mixed = F.scaled_dot_product_attention(
+        query.float(), key.float(), values, attn_mask=None if bias is None else bias.float(), scale=scale
+    )
     return mixed.mean(1)[..., : labels.shape[-1]]  # (B, A, N, width) -> (B, N, K)
 
 

@@ -50,7 +50,8 @@ class Mix:
             raise ValueError(f"drawn must have the shape (B,) = ({len(self.partner)},), not {tuple(self.drawn.shape)}")
         if self.sources is not None and self.at == "tokens":
             raise ValueError("sources move pixels; a mix of tokens has none")
-        if self.share.stride() != (self.share[0].numel(), self.share[0].numel(), self.share.shape[3], 1):
+        _, _, height, width = self.share.shape
+        if self.share.stride() != (height * width, height * width, width, 1):
             # One layout, whatever a mixer expands: compiled models are compiled once.
             object.__setattr__(self, "share", self.share.clone(memory_format=torch.contiguous_format))
 

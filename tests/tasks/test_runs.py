@@ -138,10 +138,10 @@ class TestResumedOtherwise:
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"micro_batch": 4}, "micro_batch was 8, now 4, so other images are mixed with one another; from here on"),
+            ({"micro_batch": 4}, "micro_batch was 8, now 4, so images get different mixing partners; from here on"),
             ({"precision": "bf16"}, "precision was 'no', now 'bf16', so numbers are rounded differently; from here on"),
             ({"compile": "default"}, "compile was '', now 'default', so numbers are rounded differently; from here on"),
-            ({"micro_batch": 16, "precision": "tf32"}, "mixed with one another; precision was 'no', now 'tf32', so"),
+            ({"micro_batch": 16, "precision": "tf32"}, "mixing partners; precision was 'no', now 'tf32', so"),
         ],
     )
     def test_it_goes_on_with_the_same_images(

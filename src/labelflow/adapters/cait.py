@@ -121,7 +121,7 @@ def _coat_attend(heads: int, qkv: Tensor, labels: Tensor) -> Tensor:
     """Two mixings in a row: each channel of a head's keys gathers from all tokens, with a softmax over them; each token
     then takes from these channels as its query says, which is signed. labels (B, N, K) -> (B, N, K)"""
     query, key, _ = qkv.float().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, A, N, D)
-    gathered = key.softmax(2).mT @ labels.unsqueeze(1)  # (B, A, D, K)
+    gathered = flow.product(key.softmax(2).mT, labels.unsqueeze(1))  # (B, A, D, K)
     return flow.spatial(query, gathered).mean(1)
 
 

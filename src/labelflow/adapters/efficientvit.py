@@ -19,7 +19,7 @@ def attend_linearly(query: Tensor, key: Tensor, labels: Tensor) -> Tensor:
     """Norm(φ(Q)·φ(K)ᵀ)·Y for each head, at the cost of linear attention; a query that is all zero takes nothing.
     query and key (B, A, N, D), non-negative, labels (B, N, K) -> (B, A, N, K)"""
     query, key = query.float(), key.float()
-    mixed = query @ (key.mT @ labels.unsqueeze(1))
+    mixed = flow.product(query, flow.product(key.mT, labels.unsqueeze(1)))
     return mixed / mixed.sum(-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)
 
 

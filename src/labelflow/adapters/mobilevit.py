@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from timm.models.mobilevit import MobileVitBlock, MobileVitV2Block
 from torch import Tensor
 
+from labelflow import flow
 from labelflow.adapters import attention, convolutions
 from labelflow.adapters.registry import Observed, Tap, register
 from labelflow.flow import Labels
@@ -81,6 +82,6 @@ def block_v2(module: MobileVitV2Block, observed: Observed, labels: Labels) -> La
     tokens = _unfold(local, module.patch_size)
     for number in range(len(module.transformer)):
         weights = observed[str(number)][:, 0].float().softmax(-1)  # (B, P, N)
-        context = weights.unsqueeze(2) @ tokens  # (B, P, 1, K)
+        context = flow.product(weights.unsqueeze(2), tokens)  # (B, P, 1, K)
         tokens = observed.residual(tokens, (tokens + context) / 2)
     return labels.with_map(_fold(tokens, module.patch_size, labels.grid))

@@ -36,11 +36,11 @@ def attend_linearly(query: Tensor, key: Tensor, w: Tensor, labels: Tensor) -> Te
     Norm takes out what a row of φ(Q) has in common, so the largest exponents are taken out before exp, not to under-
     or overflow: of each feature over all keys, and of each query over its features.
     """
-    key = key @ w.T - key.square().sum(-1, keepdim=True) / 2  # (B, N, M): exponents of φ(K)
+    key = flow.product(key, w.T) - key.square().sum(-1, keepdim=True) / 2  # (B, N, M): exponents of φ(K)
     largest = key.amax(1, keepdim=True)  # (B, 1, M)
-    query = query @ w.T + largest
+    query = flow.product(query, w.T) + largest
     query = (query - query.amax(-1, keepdim=True)).exp()
-    return flow.normalise(query @ ((key - largest).exp().mT @ labels))
+    return flow.normalise(flow.product(query, flow.product((key - largest).exp().mT, labels)))
 
 
 def _path(model: t2t.T2TViT) -> list[nn.Module]:

@@ -26,7 +26,7 @@ def outlooker(module: Outlooker, observed: Observed, labels: Labels) -> Labels:
     weights = observed["weights"].float().mean(1)  # (B, A, windows, r·r, r·r) -> (B, windows, r·r, r·r)
     parts = F.unfold(labels.map.permute(0, 3, 1, 2), **options)  # (B, K·r·r, windows)
     parts = parts.unflatten(1, (-1, weights.shape[-1])).permute(0, 3, 2, 1)  # (B, windows, r·r, K)
-    mixed = (weights @ parts).permute(0, 3, 2, 1).flatten(1, 2)
+    mixed = flow.product(weights, parts).permute(0, 3, 2, 1).flatten(1, 2)
     mixed = F.fold(mixed, labels.grid, **options).permute(0, 2, 3, 1)
     return labels.with_map(observed.residual(labels.map, flow.normalise(mixed)))
 

@@ -103,6 +103,8 @@ class Training:
         for name in (*lengths, *rates, "eval_batch"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
                 raise ValueError(f"{name} must be ≥ 0 and finite, not {getattr(self, name)}")
+        older: dict[object, str] = {True: "default", False: ""}  # in runs from before there were modes
+        object.__setattr__(self, "compile", older.get(self.compile, self.compile))
         if self.compile and self.compile not in COMPILE_MODES:
             raise ValueError(f"--compile takes no mode or one of {', '.join(COMPILE_MODES)}, not {self.compile!r}")
         if not 0 <= self.ema < 1:

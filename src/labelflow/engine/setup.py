@@ -87,7 +87,7 @@ def make_accelerator(training: Training, folder: Path | None = None) -> Accelera
 
 def autocast_forward(student: nn.Module, accelerator: Accelerator) -> None:
     """Mixed precision as DDP has it, for FSDP, where Accelerate leaves it to FSDP: that rounds all weights and inputs,
-    which batch norms (whose statistics are in float32) and Swin's masks do not bear."""
+    which batch norms (whose statistics are in float32) and Swin's masks do not support."""
     student.forward = convert_outputs_to_fp32(accelerator.autocast()(student.forward))
 
 

@@ -4,12 +4,8 @@ Blocks are fixed: an autotuner would choose, and so round, differently from run 
 is no Triton; in its interpreter (TRITON_INTERPRET=1) the kernels run on a CPU, for tests.
 """
 
-import os
-from shutil import which
-
+from labelflow.kernels.launch import DEVICES
 from labelflow.kernels.self_attention import attend, attention, can_attend
 from labelflow.kernels.windows import aggregate, convolve
 
 __all__ = ["DEVICES", "aggregate", "attend", "attention", "can_attend", "convolve"]
-
-DEVICES = ("cuda",) if os.environ.get("CC") or which("gcc") or which("clang") else ()  # Triton's launchers are in C

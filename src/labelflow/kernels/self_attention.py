@@ -17,13 +17,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from labelflow.kernels.launch import INTERPRETED, on
+
 LOG2_E = tl.constexpr(math.log2(math.e))
-INTERPRETED = triton.knobs.runtime.interpret
+SHIFT = tl.constexpr(14.0)  # weights of up to 2^14, which fp16 still holds, so that small ones keep their digits
 PRECISION = "ieee" if torch.version.hip else "tf32x3"  # of products of float32; those of bf16 and fp16 are exact
 
 
 @triton.jit
-def _attend(  # type: ignore[no-untyped-def]
+def _attend_kernel(  # type: ignore[no-untyped-def]
     query, key, labels, bias, mixed,
     heads, queries, keys, groups, sources, scale,
     query_b, query_a, query_n, query_d,
@@ -70,10 +72,10 @@ def _attend(  # type: ignore[no-untyped-def]
                 added = tl.load(bias_of + at[:, None] * bias_n + place[None, :] * bias_m)
                 score = score * factor + added.to(tl.float32) * LOG2_E
                 higher = tl.maximum(highest, tl.max(score, 1))
-                weight = tl.exp2(score - higher[:, None])
+                weight = tl.exp2(score - (higher - SHIFT)[:, None])
             else:
                 higher = tl.maximum(highest, tl.max(score, 1) * factor)
-                weight = tl.exp2(score * factor - higher[:, None])
+                weight = tl.exp2(score * factor - (higher - SHIFT)[:, None])
             label = tl.load(
                 labels + sample * labels_b + column[:, None] * labels_m + source[None, :] * labels_k,
                 mask=(column < keys)[:, None] & is_label[None, :], other=0.0,
@@ -94,7 +96,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _attention(  # type: ignore[no-untyped-def]
+def _attention_kernel(  # type: ignore[no-untyped-def]
     weights, labels, mixed,
     heads, queries, keys,
     weights_b, weights_a, weights_n, weights_m,
@@ -122,13 +124,19 @@ def _attention(  # type: ignore[no-untyped-def]
     tl.store(to + 1, second / total, mask=row < queries)
 
 
-@triton_op("labelflow::attention", mutates_args={})
 def attention(weights: Tensor, labels: Tensor) -> Tensor:
+    """`flow.attention`, for a pair."""
+    with on(labels.device):
+        return _attention_op(weights, labels)
+
+
+@triton_op("labelflow::attention", mutates_args={})
+def _attention_op(weights: Tensor, labels: Tensor) -> Tensor:
     """weights (B, A, N, M), labels (B, M, 2) -> (B, N, 2)"""
     batch, heads, queries, keys = weights.shape
     mixed = labels.new_empty(batch, queries, 2)
     rows = min(32, triton.next_power_of_2(queries))
-    wrap_triton(_attention)[(batch, triton.cdiv(queries, rows))](
+    wrap_triton(_attention_kernel)[(batch, triton.cdiv(queries, rows))](
         weights, labels, mixed, heads, queries, keys, *weights.stride(), *labels.stride(),
         ROWS=rows, COLUMNS=min(64, triton.next_power_of_2(keys)),
     )  # fmt: skip
@@ -136,7 +144,7 @@ def attention(weights: Tensor, labels: Tensor) -> Tensor:
 
 
 class Blocks(NamedTuple):
-    """What one program of `_attend` holds at once, so that no registers are spilled on any GPU since Ampere (see
+    """What one program of `_attend_kernel` holds at once, so that no registers are spilled (on sm_80, 90, 100 and 120:
     benchmarks/kernels.py)."""
 
     rows: int  # queries
@@ -153,20 +161,21 @@ def blocks(dtype: torch.dtype, width: int, sources: int) -> Blocks:
     return Blocks(64 if width <= 128 else 32, 32, depth, columns, warps=4 if width <= 64 else 8)
 
 
-def can_attend(query: Tensor) -> bool:
-    width = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 128}.get(query.dtype, 0)
-    return query.shape[3] <= width
+def can_attend(query: Tensor, key: Tensor, scale: float) -> bool:
+    widest = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 128}.get(query.dtype, 0)
+    return query.dtype == key.dtype and query.shape[3] <= widest and scale > 0
 
 
 def attend(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """`flow.attend`, with a scale > 0."""
-    mixed = _attended(query, key, labels, bias, scale)
+    """`flow.attend`."""
+    with on(labels.device):
+        mixed = _attend_op(query, key, labels, bias, scale)
     several = labels.shape[2] >= blocks(query.dtype, query.shape[3], labels.shape[2]).sources
     return mixed / mixed.sum(-1, keepdim=True).clamp_min(1e-30) if several else mixed
 
 
 @triton_op("labelflow::attend", mutates_args={})
-def _attended(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _attend_op(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """query (B, A, N, D), key (B, A, M, D), labels (B, M, K), bias (G, A, N, M) -> (B, N, K), up to Norm if K > 31"""
     batch, heads, queries, width = query.shape
     keys, sources = labels.shape[1:]
@@ -175,7 +184,7 @@ def _attended(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None, s
     block = blocks(query.dtype, width, sources)
     rows = min(block.rows, max(16, triton.next_power_of_2(queries)))
     programs = triton.cdiv(sources, block.sources - 1)
-    wrap_triton(_attend)[(batch, triton.cdiv(queries, rows), programs)](
+    wrap_triton(_attend_kernel)[(batch, triton.cdiv(queries, rows), programs)](
         query, key, labels, labels if bias is None else bias, mixed,
         heads, queries, keys, 1 if bias is None else len(bias), sources, scale,
         *query.stride(), *key.stride(), *labels.stride(), *((0, 0, 0, 0) if bias is None else bias.stride()),

@@ -9,9 +9,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from labelflow.kernels.launch import on
+
 
 @triton.jit
-def _window_weights(  # type: ignore[no-untyped-def]
+def _window_weights_kernel(  # type: ignore[no-untyped-def]
     kernel, present, weights,
     channels, patterns, columns, map_rows, map_columns,
     stride_r, stride_c, pad_r, pad_c, spread_r, spread_c, centre,
@@ -38,7 +40,7 @@ def _window_weights(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _average(  # type: ignore[no-untyped-def]
+def _average_kernel(  # type: ignore[no-untyped-def]
     labels, weights, mixed,
     places, columns, pattern_rows, pattern_columns, map_rows, map_columns, sources,
     stride_r, stride_c, pad_r, pad_c, spread_r, spread_c,
@@ -89,8 +91,9 @@ def convolve(
     kernel = kernel.detach()
     kernel = kernel.squeeze(1) if kernel.shape[1] == 1 else kernel.abs().sum(1, dtype=torch.float32)
     present = None if small else labels[0].sum(-1)  # (h, w): 1, or 0 where padding holds no label
-    weights = window_weights(kernel, present, small or labels.shape[1:3], small or grid, stride, padding, dilation)
-    return average(labels, weights, grid, size, stride, padding, dilation)
+    with on(labels.device):
+        weights = window_weights(kernel, present, small or labels.shape[1:3], small or grid, stride, padding, dilation)
+        return average(labels, weights, grid, size, stride, padding, dilation)
 
 
 def aggregate(
@@ -99,7 +102,8 @@ def aggregate(
     """`flow.aggregate`."""
     sides = zip(labels.shape[1:3], size, stride, padding, strict=True)
     grid = [_windows(side, reach, step, pad, ceil) for side, reach, step, pad in sides]
-    return average(labels, None, grid, size, stride, padding, (1, 1))
+    with on(labels.device):
+        return average(labels, None, grid, size, stride, padding, (1, 1))
 
 
 def _windows(side: int, size: int, stride: int, padding: int, ceil: bool) -> int:
@@ -127,7 +131,7 @@ def window_weights(
         step == 1 and 2 * pad == spread * (reach - 1)
         for step, pad, spread, reach in zip(stride, padding, dilation, size, strict=True)
     )
-    wrap_triton(_window_weights)[(grid[0] * grid[1],)](
+    wrap_triton(_window_weights_kernel)[(grid[0] * grid[1],)](
         kernel.contiguous(), kernel if present is None else present, weights,
         channels, grid[0] * grid[1], grid[1], *side, *stride, *padding, *dilation, taps // 2 if same else -1,
         SIZE_C=size[1], TAPS=taps, PADDED=present is not None, TAP=tap, CHANNELS=max(1, 4096 // tap),
@@ -150,7 +154,7 @@ def average(
     places, source = grid[0] * grid[1], triton.next_power_of_2(sources)
     mixed = labels.new_empty(batch, *grid, sources)
     block = max(1, min(512 // source, triton.next_power_of_2(places)))
-    wrap_triton(_average)[(batch, triton.cdiv(places, block))](
+    wrap_triton(_average_kernel)[(batch, triton.cdiv(places, block))](
         labels, labels if weights is None else weights, mixed,
         places, grid[1], *(grid if weights is None else weights.shape[1:]), *side, sources,
         *stride, *padding, *dilation, *labels.stride(),

@@ -34,7 +34,7 @@ AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
 # Settings that may change, too, but affect what is computed from there on, and how.
 RESUME_MAY_ALTER = {
-    "micro_batch": "other images are mixed with one another",
+    "micro_batch": "images get different mixing partners",
     "precision": "numbers are rounded differently",
     "compile": "numbers are rounded differently",
 }
@@ -194,7 +194,7 @@ def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
 
 def _changes(asked: Training, used: Training) -> Iterator[str]:
     """What was made to fit, in words."""
-    if asked.precision == "auto" and used.precision != "no":
+    if asked.precision == "auto" and used.precision in ("bf16", "fp16"):
         yield f"precision {used.precision}; for float32, choose --precision tf32 or no"
     if used.micro_batch != asked.micro_batch:
         among = f" among {process_count()} processes" if process_count() > 1 else ""
