@@ -65,6 +65,17 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_close(flow.attend(query, key, labels, bias), whole)
 
 
+def test_samples_share_the_biases_of_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample b has that of group b modulo G, whatever a chunk holds: less than a group, one, or several."""
+    query, key, labels = torch.randn(12, 2, 5, 8), torch.randn(12, 2, 5, 8), random_labels(12, 5, 2)
+    bias = 3 * torch.randn(4, 2, 5, 5)
+    expected = flow.attend(query, key, labels, bias.repeat(3, 1, 1, 1))
+    for samples in (1, 2, 3, 4, 7, 9, 12):
+        monkeypatch.setattr(flow, "CHUNK_SCORES", samples * 2 * 5 * 5)
+        assert_close(flow.attend(query, key, labels, bias), expected)
+    assert_close(torch.compile(flow.attend, backend="eager")(query, key, labels, bias), expected)
+
+
 def test_padding_holds_no_label() -> None:
     """What attends to padding carries the labels of the rest; so says the mean over heads of all weights."""
     query, key, labels = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 6, 8), random_labels(2, 6, 2)

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import labelflow as lf
 import pretend
 from labelflow import flow
+from labelflow.kernels import launch
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -328,3 +329,12 @@ print(*names)
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     operators = ("attend", "attention", "window_weights", "average", "average")
     assert run.stdout.split() == [f"labelflow.{name}.default" for name in operators]
+
+
+def test_they_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one, where Triton would launch them."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", chosen.append)
+    launch.on(torch.device("cuda", 1))
+    launch.on(torch.device("cpu"))
+    assert chosen == [torch.device("cuda", 1)]

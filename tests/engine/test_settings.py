@@ -24,3 +24,7 @@ def test_compile_alone_or_with_a_mode(given: str, mode: str) -> None:
 def test_other_modes_are_refused(given: str) -> None:
     with pytest.raises(ValueError, match=r"--compile takes no mode or one of default, .*no-cudagraphs, not"):
         parse_arguments(Training, given.split(), "labelflow train")
+
+
+def test_runs_from_before_there_were_modes() -> None:
+    assert (Training(compile=True).compile, Training(compile=False).compile) == ("default", "")  # type: ignore[arg-type]
