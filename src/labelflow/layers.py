@@ -4,8 +4,8 @@
 """
 
 COMPUTE = (  # decides the numbers of a run
-    *("lazy", "process", "spec", "settings", "tables", "chance", "tokens", "mix", "kernels", "flow", "loss", "sparse"),
-    *("models", "adapters", "follow", "align"),
+    *("lazy", "process", "files", "spec", "settings", "tables", "chance"),
+    *("tokens", "mix", "kernels", "flow", "loss", "sparse", "models", "adapters", "follow", "align"),
     *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )
 PRESENTATION = (  # configures, shows or compares runs

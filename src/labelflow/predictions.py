@@ -12,7 +12,7 @@ from labelflow.data import Unreadable
 from labelflow.data.loader import make_loader
 from labelflow.data.pictures import PictureBatch, Pictures, collate_pictures
 from labelflow.engine.progress import Counted
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.spec import printable
 from labelflow.tables import Table
 

@@ -23,9 +23,9 @@ import torch
 
 import labelflow.tasks.detect.task
 import labelflow.tasks.segment.task  # noqa: F401  (before the forks)
+from labelflow import files
 from labelflow.data import Data
 from labelflow.engine import Training, checkpoint
-from labelflow.engine import run as run_folder
 from labelflow.tasks import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, train_run
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import SegmentData
@@ -124,9 +124,9 @@ def kill_at(call: int) -> Callable[[], None]:
     def before() -> None:
         checkpoint.save_file = mortal(checkpoint.save_file)
         checkpoint.torch.save = mortal(torch.save)
-        checkpoint.shutil.rmtree = run_folder.shutil.rmtree = mortal(shutil.rmtree)
+        checkpoint.shutil.rmtree = files.shutil.rmtree = mortal(shutil.rmtree)
         checkpoint.os.link = mortal(os.link)
-        run_folder.os.replace = mortal(os.replace)
+        files.os.replace = mortal(os.replace)
 
     return before
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from labelflow.engine.run import Run, atomic_folder, atomic_write
+from labelflow.engine.run import Run
+from labelflow.files import atomic_folder, atomic_write
 
 
 def test_only_a_last_unfinished_line_of_metrics_is_dropped(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from labelflow.arguments import flag
-from labelflow.engine.run import Run, atomic_write
+from labelflow.engine.run import Run
+from labelflow.files import atomic_write
 from labelflow.spec import printable
 from labelflow.tasks.detect.settings import SURE
 from labelflow.tasks.recipe import Recipe, SegmentRecipe, read_any_recipe

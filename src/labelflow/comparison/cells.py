@@ -21,7 +21,8 @@ import torchvision
 import labelflow
 from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
-from labelflow.engine.run import Run, atomic_write
+from labelflow.engine.run import Run
+from labelflow.files import atomic_write
 from labelflow.labels import Store
 from labelflow.layers import is_compute
 from labelflow.process import is_main_process

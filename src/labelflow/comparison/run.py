@@ -18,7 +18,7 @@ from labelflow.comparison.settings import Compare
 from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
 from labelflow.engine.progress import Counted, duration
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.html import Page
 from labelflow.process import is_launched, is_main_process
 from labelflow.recipes.methods import find_method

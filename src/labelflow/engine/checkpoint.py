@@ -20,7 +20,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from labelflow.engine.ema import Ema
-from labelflow.engine.run import BEST, LAST, Run, atomic_folder, atomic_write
+from labelflow.engine.run import BEST, LAST, Run
+from labelflow.files import atomic_folder, atomic_write
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student

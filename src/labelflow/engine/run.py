@@ -1,12 +1,10 @@
 """The folder of a run. Files are written atomically: completely, or not at all."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from labelflow.files import atomic_write
 
 CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
 LAST = "last.safetensors"
@@ -82,45 +80,3 @@ class Run:
         lines = [json.dumps(record) + "\n" for record in self.metrics() if record["update"] <= update]
         with atomic_write(self / METRICS) as path:
             path.write_text("".join(lines))
-
-
-@contextmanager
-def atomic_write(path: Path, mark: str = "") -> Iterator[Path]:
-    """A temporary path to write to, which replaces `path` on success. mark: tells several writers apart."""
-    draft = path.with_name(f".{path.name}{mark}.draft")
-    draft.touch()
-    mode = draft.stat().st_mode  # as the umask says; safetensors would leave 0600
-    try:
-        yield draft
-        draft.chmod(mode)
-        _to_disk(draft)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to write to, which becomes `path` on success."""
-    draft = path.with_name(f".{path.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    mode = draft.stat().st_mode & 0o666  # as the umask says
-    try:
-        yield draft
-        for file in draft.iterdir():
-            file.chmod(mode)
-            _to_disk(file)
-        os.replace(draft, path)
-        _to_disk(path.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _to_disk(path: Path) -> None:
-    """fsync, so that a power cut leaves either the old file or the new one."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

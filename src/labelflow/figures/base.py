@@ -15,7 +15,7 @@ from torch import Tensor
 from labelflow.analysis.images import evaluation_data
 from labelflow.classifier import RANDOM, Classifier, load
 from labelflow.data import Data
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 
 MAX_IMAGES = 512  # of files, unless --count chooses some of them
 MAX_DRAWN = 16  # images that are drawn, where each takes a row or a column

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from labelflow.analysis.images import images_of
 from labelflow.classifier import Classifier, load
-from labelflow.engine.run import atomic_folder
+from labelflow.files import atomic_folder
 from labelflow.formats import FORMATS
 from labelflow.formats.card import model_card
 from labelflow.formats.timm_folder import push

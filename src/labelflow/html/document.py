@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.html.chart import swatch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 
 FORMAT, VERSION = "labelflow label store", 1
 SCORES = ("rest", "logits")

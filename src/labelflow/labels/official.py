@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.labels.store import Draft, LabelMap, Manifest, Store
 
 EXACT = 2048  # integers that float16 represents exactly

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines, unknown
 from labelflow.labels.manifest import Manifest, differences, read_manifest, write_manifest
 

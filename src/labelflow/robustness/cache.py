@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 
 TOP_K = 10  # classes that are stored for each image
 SAVE_EVERY = 60  # seconds between saves of unfinished predictions

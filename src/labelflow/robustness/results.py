@@ -13,7 +13,7 @@ from rich.text import Text
 
 from labelflow.classifier import Classifier
 from labelflow.engine.progress import literal_console, table_console
-from labelflow.engine.run import atomic_write
+from labelflow.files import atomic_write
 from labelflow.html import Point
 
 

@@ -1,0 +1,154 @@
+"""Files on disk: written completely or not at all, and compared with their checksums before they are trusted.
+
+A folder's checksums.json lists the size and the SHA-256 of files beside it, as the manifest of a label store does.
+While a file is being replaced, two versions of it are listed, so that a kill at any moment leaves one that is.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CHECKSUMS = "checksums.json"
+
+
+class Checksum(NamedTuple):
+    bytes: int
+    sha256: str
+
+
+Listed = dict[str, list[Checksum]]  # versions of files
+
+
+@contextmanager
+def atomic_write(path: Path, mark: str = "", checked: bool = False) -> Iterator[Path]:
+    """A temporary path to write to, which replaces `path` on success. mark: tells several writers apart. checked: lists
+    its checksum, which only one process at a time may do in a folder."""
+    draft = path.with_name(f".{path.name}{mark}.draft")
+    try:
+        with named_errors(path):
+            draft.touch()
+            mode = draft.stat().st_mode  # as the umask says; safetensors would leave 0600
+            yield draft
+            draft.chmod(mode)
+            _to_disk(draft)
+            if checked:
+                _replace_checked(draft, path)
+            else:
+                os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path, checked: bool = False) -> Iterator[Path]:
+    """A temporary folder to write to, which becomes `path` on success. checked: lists the checksums of its files."""
+    draft = path.with_name(f".{path.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with named_errors(path):
+            draft.mkdir(parents=True)
+            mode = draft.stat().st_mode & 0o666  # as the umask says
+            yield draft
+            if checked:
+                _write_checksums(draft, {file.name: [checksum(file)] for file in sorted(draft.iterdir())})
+            for file in draft.iterdir():
+                file.chmod(mode)
+                _to_disk(file)
+            os.replace(draft, path)
+            _to_disk(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """What fails while a file is written (a full disk, for example) names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.strerror is None:
+            raise
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
+
+
+def checksum(path: Path) -> Checksum:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Checksum(file.tell(), digest)
+
+
+def check_file(path: Path, grows: bool = False) -> None:
+    """ValueError if the file is listed beside it with another checksum. grows: lines may have been added since."""
+    before = None
+    while (versions := read_checksums(path.parent).get(path.name, [])) != before:  # again, if it was just replaced
+        if not versions or any(_is(path, version, grows) for version in versions):
+            return
+        before = versions
+    raise ValueError(
+        f"{path} is damaged: checksum mismatch with {path.parent / CHECKSUMS}; restore it or, if you changed it "
+        "yourself, remove its entry there"
+    )
+
+
+def folder_problem(folder: Path) -> str:
+    """What is wrong with a folder that was written with all its checksums; '' if nothing is."""
+    try:
+        listed = read_checksums(folder)
+        if not listed:
+            return f"{folder / CHECKSUMS} is missing"
+        if missing := [name for name in listed if not (folder / name).exists()]:
+            return f"{folder / missing[0]} is missing"
+        for name in listed:
+            check_file(folder / name)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def read_checksums(folder: Path) -> Listed:
+    """{} if there are none."""
+    path = folder / CHECKSUMS
+    try:
+        found: Any = json.loads(path.read_bytes())
+        return {name: [Checksum(int(one["bytes"]), one["sha256"]) for one in files] for name, files in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}; restore it, or remove it to go on without checks") from None
+
+
+def _write_checksums(folder: Path, listed: Listed) -> None:
+    files = {name: [version._asdict() for version in versions] for name, versions in listed.items()}
+    with atomic_write(folder / CHECKSUMS) as draft:
+        draft.write_text(json.dumps(files, indent=1) + "\n")
+
+
+def _replace_checked(draft: Path, path: Path) -> None:
+    new, listed = checksum(draft), read_checksums(path.parent)
+    before = [version for version in listed.get(path.name, []) if version != new]
+    _write_checksums(path.parent, {**listed, path.name: [new, *before]})
+    os.replace(draft, path)
+    _write_checksums(path.parent, {**listed, path.name: [new]})
+
+
+def _is(path: Path, version: Checksum, grows: bool) -> bool:
+    size = path.stat().st_size
+    if size < version.bytes or (size > version.bytes and not grows):
+        return False
+    with open(path, "rb") as file:
+        start = hashlib.sha256(file.read(version.bytes)).hexdigest() if grows else ""
+    return (start or checksum(path).sha256) == version.sha256
+
+
+def _to_disk(path: Path) -> None:
+    """fsync, so that a power cut leaves either the old file or the new one."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
