@@ -47,9 +47,9 @@ def on_main_process(function: Callable[[], Value]) -> Value:
             outcome[0] = function()
         except (ValueError, OSError) as error:
             outcome[1] = error
-    result, error = broadcast_object_list(outcome)
-    if error is not None:
-        raise error
+    result, problem = broadcast_object_list(outcome)
+    if problem is not None:
+        raise problem
     return result
 
 
