@@ -419,11 +419,12 @@ def test_damage_is_told_in_a_line(labels: Path, tmp_path: Path, capsys: pytest.C
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert "is damaged: shards/00001.npy is damaged" in refused(capsys, "labels", "verify", copy)
+    assert f"{shard} is damaged: checksum mismatch; make it again" in refused(capsys, "labels", "verify", copy)
     shard.write_bytes(data[:-1])
     for command in ("inspect", "verify"):
-        assert "is truncated: shards/00001.npy has" in refused(capsys, "labels", command, copy)
-    assert "is truncated" in refused(capsys, "labels", "export", copy, tmp_path / "tree")
+        assert f"{shard} is damaged: it has" in refused(capsys, "labels", command, copy)
+    assert f"{shard} is damaged" in refused(capsys, "labels", "export", copy, tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
     assert "there is no folder" in refused(capsys, "labels", "inspect", tmp_path / "nowhere")
     assert "is not a store of labels" in refused(capsys, "labels", "inspect", tmp_path)
     assert "there is no command of labelflow labels 'repair'" in refused(capsys, "labels", "repair", copy)
