@@ -108,7 +108,7 @@ def test_a_truncated_store_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name} is damaged: it has {size - 1} bytes, not {size}; .* --resume"):
         Store(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=f"{name} is missing; make it again"):
+    with pytest.raises(ValueError, match=f"{name} is missing; to make it again"):
         Store(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_no_file_is_used_unchecked(name: str, act: Callable[[Store], object], tm
     needed = {Store.keys: ["samples.txt"], use: ["index.npy", "shards/00001.npy"]}.get(act, ["shards/00001.npy"])
     store = Store(tmp_path)
     if name in needed or act is Store.check:
-        with pytest.raises(ValueError, match=rf"{name} is damaged: checksum mismatch; make it again: .* --resume"):
+        with pytest.raises(ValueError, match=rf"{name} is damaged: checksum mismatch; to make it again, .* --resume"):
             act(store)
     else:
         act(store)
@@ -216,7 +216,7 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(data)
             parts: list[float] = []
             (problem,) = Store(tmp_path).verify(parts.append)
-            assert problem.startswith(f"{tmp_path / name} is damaged: checksum mismatch; make it again: ")
+            assert problem.startswith(f"{tmp_path / name} is damaged: checksum mismatch; to make it again, ")
             assert parts == sorted(parts)
             assert parts[-1] == 1
             data[place] ^= 1

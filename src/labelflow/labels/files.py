@@ -10,7 +10,7 @@ from labelflow.files import Checksum, atomic_write, checksum
 from labelflow.labels.keys import Array
 from labelflow.labels.manifest import SHARDS, Manifest, shard_name
 
-MEND = "make it again: the command that made the store (annotate or labels import), with --resume"
+MEND = "to make it again, run the command that made the store (annotate or labels import) with --resume"
 
 
 def save_array(path: Path, array: Array) -> None:
