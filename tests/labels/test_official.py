@@ -30,7 +30,8 @@ def plant(tree: Path, *names: str, legacy: bool = False) -> dict[str, torch.Tens
     maps = {name: score_map(seed=seed) for seed, name in enumerate(names)}
     for name, tensor in maps.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(tensor, tree / f"{name}.pt", _use_new_zipfile_serialization=not legacy)
+        with open(tree / f"{name}.pt", "wb") as file:  # torch itself refuses some names
+            torch.save(tensor, file, _use_new_zipfile_serialization=not legacy)
     return maps
 
 
