@@ -160,7 +160,7 @@ class Classification(Evaluation):
     def find_unreadable(self) -> list[Problem]:
         """Files that can't be read. Where there are many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
-        paths = [path for source in listed for path, _ in source.samples] if is_main_process() else []
+        paths = [path for source in listed for path in source.files()] if is_main_process() else []
         self.file_check = FileCheck(paths)
         self.file_check.wait(CHECK_SECONDS)
         found = self.file_check.found()
