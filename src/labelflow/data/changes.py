@@ -97,7 +97,7 @@ class DataFiles:
 def _read(path: Path) -> Record:
     check_file(path)
     try:
-        with np.load(path) as arrays:
+        with open(path, "rb") as file, np.load(file) as arrays:
             return Record(**arrays)
     except (ValueError, TypeError, EOFError, BadZipFile, ZlibError) as error:
         raise ValueError(f"{path} is damaged: {error}; restore it, or remove it to go on without comparing") from None
