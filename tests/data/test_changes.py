@@ -63,10 +63,10 @@ NOTICED: dict[str, tuple[Callable[[Path], object], str]] = {
         r"1 file of another size \(.*photos/val/cat/0\.png\)",
     ),
     "removed": (lambda photos: (photos / "val/cat/1.png").unlink(), r"1 file missing \(.*photos/val/cat/1\.png\)"),
-    "added": (lambda photos: (photos / "train/dog/10.png").touch(), r"1 file new \(.*photos/train/dog/10\.png\)"),
+    "added": (lambda photos: (photos / "train/dog/10.png").touch(), r"1 file added \(.*photos/train/dog/10\.png\)"),
     "renamed": (
         lambda photos: (photos / "train/dog/0.png").rename(photos / "train/dog/7.png"),
-        r"1 file missing \(.*train/dog/0\.png\), 1 file new \(.*train/dog/7\.png\)",
+        r"1 file missing \(.*train/dog/0\.png\), 1 file added \(.*train/dog/7\.png\)",
     ),
     "gone behind a link": (
         lambda photos: [(photos / "val/cat/1.png").unlink(), (photos / "val/cat/1.png").symlink_to("nowhere")],
@@ -98,7 +98,7 @@ class TestTheSameSizes:
         for _ in range(2):
             (line,) = looked(tmp_path / "run", parts(photos))
             assert line.startswith(f"1 file modified ({photos}/train/cat/2.png) since {tmp_path}/run was started, but")
-            assert "contents are not compared" in line
+            assert "contents were not compared" in line
             assert "--hash-data" in line
 
     def test_touched(self, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_data_without_files(photos: Path, tmp_path: Path) -> None:
 
 def test_a_run_without_a_record(photos: Path, tmp_path: Path) -> None:
     (line,) = looked(tmp_path / "run", parts(photos))
-    assert line == f"{tmp_path}/run has no record of its data, so no files are compared; recorded now"
+    assert line == f"{tmp_path}/run has no record of its data, so no files were compared; they are recorded from now on"
     assert looked(tmp_path / "run", parts(photos)) == []
 
 

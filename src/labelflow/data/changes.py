@@ -61,7 +61,7 @@ class DataFiles:
         now = yield from _look(paths)
         if before is None:
             if self.resumed:
-                yield f"{self.run} has no record of its data, so no files are compared; recorded now"
+                yield f"{self.run} has no record of its data, so no files were compared; they are recorded from now on"
             yield from _add_contents(now, paths, np.full(len(paths), contents))
         else:
             self._check(_other_names(before, now, paths))
@@ -69,8 +69,8 @@ class DataFiles:
             touched, known = now.times != before.times, before.contents != 0
             if unsure := _count("modified", paths, touched & ~known):
                 yield (
-                    f"{unsure} since {self.run} was started, but sizes are the same; contents are not compared, for "
-                    "which --hash-data must be there from the start"
+                    f"{unsure} since {self.run} was started, but sizes are the same; contents were not compared (only "
+                    "runs with --hash-data record them)"
                 )
             now.contents[:] = before.contents
             yield from _add_contents(now, paths, (touched & known) | contents)
@@ -162,7 +162,7 @@ def _other_names(before: Record, now: Record, paths: Sequence[str]) -> str:
     kept, shared = set(old) & set(new), _shared_folder(paths)
     counts = [
         _count("missing", [shared + name for name in old if name not in kept]),
-        _count("new", [shared + name for name in new if name not in kept]),
+        _count("added", [shared + name for name in new if name not in kept]),
     ]
     return ", ".join(filter(None, counts)) or "the same files in another order"
 
