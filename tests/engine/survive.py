@@ -64,7 +64,7 @@ def ended(folder: Path) -> dict[str, str]:
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     files = [newest / name for name in ("model.safetensors", "ema.safetensors", "state.json")]
     files += [folder / "model.safetensors", folder / "last.safetensors"]
-    told = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    told = {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("images_per_second", None)
