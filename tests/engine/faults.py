@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from faulty_folders import Folders
+from faulty_machines import Machines
 from trials import Outcome
 
 KINDS = {
@@ -35,6 +36,7 @@ def outcomes(folder: Path, quick: bool) -> Iterator[Outcome]:
     folders = Folders(folder)
     for scene in folders.scenes():
         yield from folders.outcomes(scene, chosen)
+    yield from Machines(folders).outcomes(quick)
 
 
 def main(folder: Path, quick: bool) -> int:

@@ -20,7 +20,7 @@ import labelflow.report.classifier
 import labelflow.report.dense
 import labelflow.robustness.run
 import labelflow.tasks.annotation
-import labelflow.tasks.segment.task  # noqa: F401  (before the forks)
+import labelflow.tasks.segment.task
 from labelflow.classifier import load
 from labelflow.comparison.cells import run_cell
 from labelflow.engine.checkpoint import Checkpoints, State
@@ -70,6 +70,7 @@ class Folders:
         yield self.run()
         yield self.segmenter()
         yield self.comparison()
+        yield self.robustness()
 
     def store(self) -> Scene:
         annotate = ["annotate", WORLD, "--workers", 0, "--top", 3, "--shard", 16, "--model", self.root / "annotator"]
@@ -106,13 +107,15 @@ class Folders:
             Command("annotate --resume", cli(*annotate, "--resume", "--out", labels), told),
         ]
         files = ["draft.json", "samples.txt", "shards/00001.npy", "shards"]
-        return Scene("draft", self.root / "draft", self.root / "other_draft", files, commands, {files[2]: "shards/00000.npy"})
+        return Scene(
+            "draft", self.root / "draft", self.root / "other_draft", files, commands, {files[2]: "shards/00000.npy"}
+        )
 
     def run(self) -> Scene:
         """A classifier with a token head, which stopped after its first evaluation."""
         asked = ["--epochs", 2, "--labels", self.root / "store", *DENSE]
         for name, seed in (("run", 0), ("other_run", 1)):
-            self.make(_interrupted(self.training(self.root / name, *asked, "--seed", seed), 6))
+            self.make(interrupted(self.training(self.root / name, *asked, "--seed", seed), 6))
             (self.root / name / ".lock").unlink(missing_ok=True)
         folder, newest, older = self.trial / "run", "checkpoints/00000006", "checkpoints/00000005"
         images = [self.photos / "0.png", self.photos / "1.png"]
@@ -127,10 +130,16 @@ class Folders:
             self._reports(folder),
             self._writes("export", "export", folder, "--out", self.out / "timm"),
             self._trains("train --init", "--init", folder, "--epochs", 1),
-            Command("load", _plainly(lambda: print(load(folder).probabilities(images).tolist())), lambda said: said.out),
+            Command(
+                "load", _plainly(lambda: print(load(folder).probabilities(images).tolist())), lambda said: said.out
+            ),
             Command("figure", cli(*rmse), lambda said: said.out),
             Command("robust", cli(*robust), lambda said: _without_times(said.out)),
-            Command("annotate", cli("annotate", WORLD, "--workers", 0, "--model", folder, "--out", self.out), lambda said: digest(self.out / "shards" / "00000.npy")),
+            Command(
+                "annotate",
+                cli("annotate", WORLD, "--workers", 0, "--model", folder, "--out", self.out),
+                lambda said: digest(self.out / "shards" / "00000.npy"),
+            ),
         ]
         inside = [f"{newest}/{name}" for name in (*CHECKPOINT, "heads.safetensors")]
         swapped = {file: file.replace(newest, older) for file in inside}
@@ -140,7 +149,7 @@ class Folders:
     def segmenter(self) -> Scene:
         common = ["segment", "segment_small", *SEGMENT, *OFTEN, "--epochs", 2, "--batch", 8, "--micro-batch", 4]
         for name, seed in (("segmenter", 0), ("other_segmenter", 1)):
-            self.make(_interrupted(cli(*common, "--seed", seed, "--out", self.root / name), 4))
+            self.make(interrupted(cli(*common, "--seed", seed, "--out", self.root / name), 4))
             (self.root / name / ".lock").unlink(missing_ok=True)
         folder = self.trial / "segmenter"
         pictures = ["predict", folder, self.photos, "--workers", 0, "--out", self.out]
@@ -183,14 +192,35 @@ class Folders:
         older = {files[0]: files[1]}
         return Scene("comparison", made, self.root / "other_comparison", (*files, "cells"), commands, older)
 
+    def robustness(self) -> Scene:
+        """Predictions that were kept; those that are damaged are made again."""
+        robust = [
+            "robust",
+            self.root / "run",
+            "--suite",
+            "clean,corruptions",
+            "--corruptions",
+            "contrast",
+            "--samples",
+            8,
+        ]
+        robust += ["--workers", 0, "--as-json", "--out"]
+        made, folder = self.root / "robustness", self.trial / "robustness"
+        self.make(cli(*robust, made))
+        self.make(cli(*robust, self.root / "other_robustness", "--weights", "last"))
+        files = [str(path.relative_to(made)) for path in sorted(made.glob("predictions/*.safetensors"))]
+        commands = [Command("robust", cli(*robust, folder), lambda said: said.out)]
+        older = {files[0]: files[1]}
+        return Scene("robustness", made, self.root / "other_robustness", (*files, "predictions"), commands, older)
+
     def training(self, out: Path, *args: object) -> Act:
-        return _unreported(cli("train", "small_vit_cutmix", *TINY, *OFTEN, *args, "--out", out))
+        return unreported(cli("train", "small_vit_cutmix", *TINY, *OFTEN, *args, "--out", out))
 
     def _trains(self, name: str, *args: object) -> Command:
         return Command(name, self.training(self.out, *args), lambda said: digest(self.out / "last.safetensors"))
 
     def _resumes(self, folder: Path, act: Act) -> Command:
-        return Command("train --resume", _unreported(act), lambda said: ended(folder))
+        return Command("train --resume", unreported(act), lambda said: ended(folder))
 
     def _reports(self, folder: Path) -> Command:
         def act() -> int | None:
@@ -210,7 +240,9 @@ class Folders:
             for file in scene.files:
                 if not (scene.folder / file).exists():
                     continue
-                for what, damage in damages(file, _there(scene.other, file), _there(scene.folder, scene.older.get(file))):
+                for what, damage in damages(
+                    file, _there(scene.other, file), _there(scene.folder, scene.older.get(file))
+                ):
                     if not chosen(file, what, command.name):
                         continue
                     if expected is None:
@@ -238,7 +270,7 @@ def _there(folder: Path | None, name: str | None) -> Path | None:
     return folder / name if folder and name and (folder / name).exists() else None
 
 
-def _unreported(act: Act) -> Act:
+def unreported(act: Act) -> Act:
     """Without the page at the end."""
 
     def acting() -> int | None:
@@ -265,11 +297,11 @@ def _stopping(owner: Any, method: str, when: Callable[..., bool], act: Act) -> A
     return acting
 
 
-def _interrupted(act: Act, update: int) -> Act:
+def interrupted(act: Act, update: int) -> Act:
     def reached(checkpoints: Checkpoints, state: State) -> bool:
         return state.update == update
 
-    return _stopping(Checkpoints, "save", reached, _unreported(act))
+    return _stopping(Checkpoints, "save", reached, unreported(act))
 
 
 def _here(act: Act) -> Act:

@@ -139,8 +139,10 @@ def judge(
 
 
 def names(line: str, file: Path | str) -> bool:
-    """`FOLDER/FILE`, or both apart."""
-    return str(file) in line or (isinstance(file, Path) and file.name in line and str(file.parent) in line)
+    """`FOLDER/FILE`, or the folder and the file in it apart."""
+    if isinstance(file, str):
+        return file in line
+    return any(str(folder) in line and str(file.relative_to(folder)) in line for folder in list(file.parents)[:3])
 
 
 def _first_naming(out: str, named: Sequence[Path | str]) -> str:

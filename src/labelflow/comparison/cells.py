@@ -84,11 +84,22 @@ class Cell:
 def read_result(path: Path) -> Result:
     try:
         result = json.loads(path.read_text())
+        if not isinstance(result, dict):
+            raise ValueError("it should be an object")
+        expected = result.pop("checksum", None)  # of those that have one
         if missing := {"method", "seed", "key", "code", "metrics"} - result.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        if expected not in (None, _checksum(result)):
+            raise ValueError("checksum mismatch")
+        if path.stem != (name := f"{result['method']}-{result['seed']}-{result['key']}"):
+            raise ValueError(f"it holds the result of {name}")
         return result
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}; remove it to train the cell again") from None
+
+
+def _checksum(result: Result) -> str:
+    return hashlib.sha256(json.dumps(result).encode()).hexdigest()
 
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
@@ -136,12 +147,12 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     result = finish(cell, cell.run(out), result) if finish else result
-    text = json.dumps(result, indent=1) + "\n"
+    result = json.loads(json.dumps(result))  # as it will be read
     if is_main_process():
         cell.file(out).parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(cell.file(out)) as path:
-            path.write_text(text)
-    return json.loads(text)
+            path.write_text(json.dumps({**result, "checksum": _checksum(result)}, indent=1) + "\n")
+    return result
 
 
 def _without_paths(recipe: Recipe) -> Recipe:
