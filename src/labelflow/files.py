@@ -85,6 +85,8 @@ def checksum(path: Path) -> Checksum:
 def check_file(path: Path, grows: bool = False) -> None:
     """ValueError if the file is listed beside it with another checksum. grows: lines may have been added since."""
     before = None
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing")
     while (versions := read_checksums(path.parent).get(path.name, [])) != before:  # again, if it was just replaced
         if not versions or any(_is(path, version, grows) for version in versions):
             return
@@ -101,13 +103,16 @@ def folder_problem(folder: Path) -> str:
         listed = read_checksums(folder)
         if not listed:
             return f"{folder / CHECKSUMS} is missing"
-        if missing := [name for name in listed if not (folder / name).exists()]:
-            return f"{folder / missing[0]} is missing"
         for name in listed:
             check_file(folder / name)
-    except (ValueError, OSError) as error:
+    except (ValueError, FileNotFoundError) as error:
         return str(error)
     return ""
+
+
+def list_file(path: Path) -> None:
+    """List a file as it is now."""
+    _write_checksums(path.parent, {**read_checksums(path.parent), path.name: [checksum(path)]})
 
 
 def read_checksums(folder: Path) -> Listed:
@@ -130,8 +135,8 @@ def _write_checksums(folder: Path, listed: Listed) -> None:
 
 def _replace_checked(draft: Path, path: Path) -> None:
     new, listed = checksum(draft), read_checksums(path.parent)
-    before = [version for version in listed.get(path.name, []) if version != new]
-    _write_checksums(path.parent, {**listed, path.name: [new, *before]})
+    if before := [version for version in listed.get(path.name, []) if version != new]:
+        _write_checksums(path.parent, {**listed, path.name: [new, *before]})
     os.replace(draft, path)
     _write_checksums(path.parent, {**listed, path.name: [new]})
 

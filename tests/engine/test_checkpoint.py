@@ -44,6 +44,7 @@ def test_whether_an_optimizer_is_fused_is_up_to_the_device(saved_on: str, loaded
         optimizer.zero_grad()
 
     model, optimizer, checkpoints = student(saved_on)
+    checkpoints.load()
     step(model, optimizer)
     checkpoints.save(State(update=1))
     resumed, own, checkpoints = student(loaded_on)

@@ -256,7 +256,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     longer = TINY.change(epochs=2, cooldown_epochs=0)
-    (run / "recipe.json").write_text((run / "recipe.json").read_text().replace('"epochs": 2', '"epochs": 3'))
+    recipe = Run(run).read("recipe.json")
+    Run(run).write("recipe.json", {**recipe, "training": {**recipe["training"], "epochs": 3}})
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (20_000, hard)
     )  # no file may grow beyond: writing fails as on a full disk

@@ -15,18 +15,18 @@ from labelflow.files import atomic_folder, atomic_write
 def test_only_a_last_unfinished_line_of_metrics_is_dropped(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.metrics() == []
-    run.log({"update": 1})
-    run.log({"update": 2})
+    run.log({"kind": "train", "update": 1})
+    run.log({"kind": "train", "update": 2})
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"update": 3, "lo')
-    assert run.metrics() == [{"update": 1}, {"update": 2}]
+    assert run.metrics() == [{"kind": "train", "update": 1}, {"kind": "train", "update": 2}]
     run.rewind(1)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"update": 1}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"kind": "train", "update": 1}\n'
 
 
 @pytest.mark.parametrize("damaged", [1, 2, 3])
 def test_any_other_damaged_line_is_an_error(tmp_path: Path, damaged: int) -> None:
-    lines = ['{"update": 1}\n', '{"update": 2}\n', '{"update": 3}\n']
+    lines = ['{"kind": "train", "update": 1}\n', '{"kind": "train", "update": 2}\n', '{"kind": "train", "update": 3}\n']
     lines[damaged - 1] = '{"upda\n'
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     with pytest.raises(ValueError, match=rf"metrics\.jsonl is damaged in line {damaged}: "):

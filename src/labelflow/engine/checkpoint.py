@@ -1,6 +1,6 @@
 """Checkpoints: all that a run needs to resume, bit for bit. Loading one executes no code.
 
-checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json
+checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json  checksums.json
                         heads.safetensors: what is trained beside the model, if anything
 model.safetensors, last.safetensors   in the run's folder: weights alone, of the best and of the newest checkpoint
 """
@@ -8,8 +8,10 @@ model.safetensors, last.safetensors   in the run's folder: weights alone, of the
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -20,8 +22,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from labelflow.engine.ema import Ema
+from labelflow.engine.lock import on_main_process
 from labelflow.engine.run import BEST, LAST, Run
-from labelflow.files import atomic_folder, atomic_write
+from labelflow.files import atomic_folder, atomic_write, folder_problem
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student
@@ -46,13 +49,14 @@ class Checkpoints:
         ema: Ema | None,
         accelerator: Accelerator,
         keep: int,
+        tell: Callable[[str], None] = print,
     ) -> None:
         self.run, self.student, self.optimizer, self.ema = run, student, optimizer, ema
-        self.accelerator, self.keep = accelerator, keep
+        self.accelerator, self.keep, self.tell = accelerator, keep, tell
 
     def save(self, state: State) -> None:
         """Collective: all processes call it, the main one writes."""
-        folder = self.run / "checkpoints" / f"{state.update:08d}"
+        folder = self._folder(state.update)
         weights, optimizer = get_state_dict(self.student, self.optimizer, options=FULL)
         average = self.ema.state() if self.ema else None
         if self.accelerator.scaler is not None:
@@ -60,7 +64,7 @@ class Checkpoints:
         if self.accelerator.is_main_process:
             if not folder.exists():  # one that exists is complete, and identical
                 try:
-                    with atomic_folder(folder) as draft:
+                    with atomic_folder(folder, checked=True) as draft:
                         model, heads = _split(weights)
                         save_file(model, draft / "model.safetensors")
                         if heads:
@@ -71,30 +75,27 @@ class Checkpoints:
                         (draft / "state.json").write_text(json.dumps(asdict(state)))
                 except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
                     raise OSError(f"cannot write {folder} (earlier checkpoints are kept): {error}") from error
-            self._publish(folder, state)
-            for old in self.run.checkpoints()[: -self.keep]:
-                shutil.rmtree(old, ignore_errors=True)
+            self._publish(LAST, state.update)
+            if state.best_update == state.update:
+                self._publish(BEST, state.update)
+            self.run.seal_metrics()
+            self._prune()
         self.accelerator.wait_for_everyone()
 
     def load(self) -> State:
-        """Resume from the newest checkpoint, or start from scratch if there is none."""
+        """Resume from the newest intact checkpoint, or start from scratch if there is none at all."""
         folders = self.run.checkpoints()
         self._check_agreement(int(folders[-1].name) if folders else 0)
-        if self.accelerator.is_main_process:
-            for draft in (self.run / "checkpoints").glob(".*.draft"):  # left by a kill
-                shutil.rmtree(draft, ignore_errors=True)
-        if not folders:
-            if self.accelerator.is_main_process:
-                self.run.rewind(0)
-            self.accelerator.wait_for_everyone()
+        folder = on_main_process(self._newest_intact)
+        if folder is None:
             return State()
-        state = State(**json.loads((folders[-1] / "state.json").read_text()))
+        state = State(**json.loads((folder / "state.json").read_bytes()))
         weights: dict[str, Any] = {
-            PREFIX + name: value for name, value in load_file(folders[-1] / "model.safetensors").items()
+            PREFIX + name: value for name, value in load_file(folder / "model.safetensors").items()
         }
-        if (folders[-1] / "heads.safetensors").exists():
-            weights |= load_file(folders[-1] / "heads.safetensors")
-        optimizer = torch.load(folders[-1] / "optimizer.pt", weights_only=True)
+        if (folder / "heads.safetensors").exists():
+            weights |= load_file(folder / "heads.safetensors")
+        optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
         for group in optimizer["param_groups"]:
             if "fused" in group:  # is up to this device, not to the one that the checkpoint was saved on
                 group["fused"] = self.optimizer.defaults["fused"]
@@ -106,14 +107,41 @@ class Checkpoints:
             options=FULL,
         )
         if self.ema:
-            self.ema.load(load_file(folders[-1] / "ema.safetensors"))
+            self.ema.load(load_file(folder / "ema.safetensors"))
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if self.accelerator.is_main_process:
-            self._publish(folders[-1], state)  # in case a kill came before it was published
+            self._publish(LAST, state.update)  # in case a kill came before it was published, or it was damaged since
+            self._publish(BEST, state.best_update)
             self.run.rewind(state.update)
         self.accelerator.wait_for_everyone()
         return state
+
+    def _newest_intact(self) -> Path | None:
+        """Removes what a kill left, and damaged checkpoints newer than that one, which will be made again."""
+        for draft in (self.run / "checkpoints").glob(".*.draft"):
+            shutil.rmtree(draft, ignore_errors=True)
+        problems: dict[Path, str] = {}
+        for folder in reversed(self.run.checkpoints()):
+            if problem := folder_problem(folder):
+                problems[folder] = problem
+                continue
+            for damaged, problem in problems.items():
+                self.tell(f"{problem}; going back to {folder}")
+                shutil.rmtree(damaged)
+            self._prune()
+            return folder
+        if problems:
+            raise ValueError(
+                f"{self.run.folder} has no intact checkpoint: {'; '.join(problems.values())}. Its weights may be "
+                f"intact: a new run starts from them with --init {quote(str(self.run.folder))}"
+            )
+        self.run.rewind(0)
+        return None
+
+    def _prune(self) -> None:
+        for old in self.run.checkpoints()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
 
     def _check_agreement(self, update: int) -> None:
         """Check that all processes see the same files."""
@@ -124,13 +152,15 @@ class Checkpoints:
                 f"processes see different checkpoints in {self.run.folder}; it must be on a shared file system"
             )
 
-    def _publish(self, folder: Path, state: State) -> None:
-        """Write the newest weights, and the best if these are: the EMA weights if there are any."""
-        weights = folder / ("ema.safetensors" if self.ema else "model.safetensors")
-        is_best = state.best_update == state.update
-        for name in (LAST, BEST) if is_best else (LAST,):
-            with atomic_write(self.run / name) as draft:
+    def _publish(self, name: str, update: int) -> None:
+        """The weights of a checkpoint that is still there, as the newest or the best: the EMA's if there is one."""
+        weights = self._folder(update) / ("ema.safetensors" if self.ema else "model.safetensors")
+        if weights.exists():
+            with atomic_write(self.run / name, checked=True) as draft:
                 _link(weights, draft)
+
+    def _folder(self, update: int) -> Path:
+        return self.run / "checkpoints" / f"{update:08d}"
 
 
 def _split(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

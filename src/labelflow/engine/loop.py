@@ -47,7 +47,7 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     student, optimizer = accelerator.prepare(task.student, optimizer)
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
     ema = Ema(model, training.ema) if training.ema else None
-    checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep)
+    checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say)
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)
     metrics = _last_evaluation(run)

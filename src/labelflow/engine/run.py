@@ -1,10 +1,10 @@
-"""The folder of a run. Files are written atomically: completely, or not at all."""
+"""The folder of a run. Its files are written completely or not at all, and checked when they are read."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from labelflow.files import atomic_write
+from labelflow.files import atomic_write, check_file, list_file, named_errors, read_checksums
 
 CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
 LAST = "last.safetensors"
@@ -15,7 +15,7 @@ DETAILS = "classes.json"
 class Run:
     """config.json and model.safetensors (the best weights), which timm can load if it is a classifier's;
     last.safetensors, recipe.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last
-    evaluation, for tasks that have them), checkpoints/"""
+    evaluation, for tasks that have them), checkpoints/, checksums.json (of all these files)"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -24,21 +24,25 @@ class Run:
         return self.folder / name
 
     def write(self, name: str, value: Any) -> None:
-        with atomic_write(self / name) as path:
+        with atomic_write(self / name, checked=True) as path:
             path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> dict[str, Any]:
+        path = self / name
         try:
-            return json.loads((self / name).read_text())
+            check_file(path)
+            value = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise ValueError(f"{self.folder} is not a run: it has no {name}") from None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self / name} is damaged: {error}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise ValueError(f"{path} is damaged: it holds no JSON object")
+        return value
 
     def config(self) -> dict[str, Any]:
         """What the model can be made of again, the names of its classes, and what must be the same on resume."""
-        config: dict[str, Any] = self.read(CONFIG)
-        return config
+        return self.read(CONFIG)
 
     def weights(self, which: str = "best") -> Path:
         """best (last, before the first evaluation, as in timm), last, or a file."""
@@ -60,23 +64,34 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line of metrics."""
-        with open(self / METRICS, "a") as file:
+        with named_errors(self / METRICS), open(self / METRICS, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """All records. A last line that a kill cut short is dropped; any other damage is an error."""
         path = self / METRICS
+        if not path.exists() and METRICS not in read_checksums(self.folder):
+            return []
+        check_file(path, grows=True)
         records: list[dict[str, Any]] = []
-        for number, line in enumerate(path.read_text().splitlines(keepends=True) if path.exists() else [], start=1):
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                if line.endswith("\n"):
-                    raise ValueError(f"{path} is damaged in line {number}: {error}") from None
+                record = json.loads(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    break
+                raise ValueError(f"{path} is damaged in line {number}: {error}") from None
+            if not isinstance(record, dict) or not {"kind", "update"} <= record.keys():
+                raise ValueError(f"{path} is damaged in line {number}: it is no record of metrics")
+            records.append(record)
         return records
 
     def rewind(self, update: int) -> None:
         """Drop the metrics of later updates, which will be repeated."""
         lines = [json.dumps(record) + "\n" for record in self.metrics() if record["update"] <= update]
-        with atomic_write(self / METRICS) as path:
+        with atomic_write(self / METRICS, checked=True) as path:
             path.write_text("".join(lines))
+
+    def seal_metrics(self) -> None:
+        """List the checksum of what was measured so far."""
+        list_file(self / METRICS)

@@ -87,8 +87,9 @@ class Training:
     """Samples per forward pass in evaluation, for each process; 0: micro_batch."""
     save_updates: int = 1000
     """Updates between checkpoints; there is also one at each evaluation."""
-    keep: int = 1
-    """How many of the newest checkpoints to keep; the best weights are always kept."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep: one to go on from, and others in case it is damaged. The best weights
+    are always kept."""
     log_updates: int = 10
     """Updates between lines of metrics.jsonl."""
     tracker: str = ""

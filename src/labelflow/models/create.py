@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
+from labelflow.files import check_file
 from labelflow.models.packaged import PACKAGES, packaged_weights
 from labelflow.spec import parse
 
@@ -67,8 +68,9 @@ def _create(model: str, name: str, **arguments: Any) -> nn.Module:
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """From a safetensors or torch file, without executing anything in it."""
+    """From a safetensors or torch file, without executing anything in it; checked, if its checksum lies beside it."""
     try:
+        check_file(Path(path))
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm's training saves its settings in one
             return load_state_dict(str(path), weights_only=True)
     except FileNotFoundError:

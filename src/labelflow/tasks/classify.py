@@ -38,7 +38,6 @@ from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
-from labelflow.process import is_main_process
 from labelflow.sparse import TokenLabels
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
@@ -158,10 +157,9 @@ class Classification(Evaluation):
                 self._terms(self.student, batch, generator(0), mixer)
 
     def find_unreadable(self) -> list[Problem]:
-        """Files that can't be read. Where there are many, some are found later, while the model is trained."""
+        """Files that can't be read, by the main process. Of many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
-        paths = [path for source in listed for path, _ in source.samples] if is_main_process() else []
-        self.file_check = FileCheck(paths)
+        self.file_check = FileCheck([path for source in listed for path, _ in source.samples])
         self.file_check.wait(CHECK_SECONDS)
         found = self.file_check.found()
         if len(found) > self.recipe.data.skip_unreadable:

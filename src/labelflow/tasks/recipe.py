@@ -233,7 +233,7 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
     try:
         own = KINDS[values.get("task", "classify")]
         recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
     if kind and own.name != kind:
         raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")

@@ -13,18 +13,18 @@ import timm
 import torch
 import torchvision
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from labelflow.classifier import load
 from labelflow.data import fit_micro_batch
 from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import CONFIG
 from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
-from labelflow.process import process_count
+from labelflow.process import is_main_process, process_count
 from labelflow.settings import change, setting_names
 from labelflow.tasks.classify import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
@@ -54,25 +54,24 @@ def train_run(
 
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
-    run, kind = Run(folder), kind_of(recipe)
-    started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; name a folder")
-    asked, recipe = recipe, fitted(_with_precision_of(run, recipe) if resume and started_before and goes_on else recipe)
-    accelerator = make_accelerator(recipe.training, folder)
-    before, altered = _check_folder(run, recipe, resume, free) if goes_on else (None, "")
-    accelerator.wait_for_everyone()
-    with Progress(quiet=quiet or not accelerator.is_main_process) as progress:
+    run, kind, asked = Run(folder), kind_of(recipe), recipe
+    with one_writer(folder) as warning, Progress(quiet=quiet or not is_main_process()) as progress:
+        started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
+        recipe = fitted(_with_precision_of(run, recipe) if resume and started_before and goes_on else recipe)
+        accelerator = make_accelerator(recipe.training, folder)
+        before, altered = _check_folder(run, recipe, resume, free) if goes_on else (None, "")
+        accelerator.wait_for_everyone()
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
-        if started_before and not goes_on:
-            progress.say(f"an earlier start in {folder} ended before its first checkpoint; starting anew")
+        if started_before and not run.checkpoints():
+            lost = (
+                "has lost its checkpoints" if goes_on else "is an earlier start that ended before its first checkpoint"
+            )
+            progress.say(f"{folder} {lost}; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
-        problems = [task.find_unreadable()]
-        broadcast_object_list(problems)  # so that all processes stop, or none
-        task.unreadable(problems[0])
+        task.unreadable(on_main_process(task.find_unreadable))
         recipe = _with_used_warmup(recipe, task.samples)
-        for line in filter(None, [altered, *_changes(asked.training, recipe.training)]):
+        for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training)]):
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         config = {"task": kind.name, **task.config, "parameters": parameters}
@@ -80,7 +79,6 @@ def train_run(
             _check_config(before, config, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            folder.mkdir(parents=True, exist_ok=True)
             run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
             run.write(CONFIG, config)
             run.write("environment.json", environment(accelerator, recipe.training.precision))
@@ -223,7 +221,10 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:
     """Check that the run in a folder can go on with a recipe; returns its config, and what will differ, in words."""
     if not (run / "recipe.json").exists():
-        raise ValueError(f"{run.folder} holds weights but no recipe.json: they are not a run's; choose another --out")
+        raise ValueError(
+            f"{run.folder} holds weights but no recipe.json: they are not a run's, or it has lost it; restore it, or "
+            "choose another --out"
+        )
     if not resume:
         raise ValueError(f"{run.folder} already contains a run; continue it with --resume, or choose another --out")
     before, config = read_any_recipe(run), run.config()
