@@ -18,6 +18,7 @@ from trials import Outcome
 
 KINDS = {
     "survived": "survived",
+    "admitted": "admitted to be incomplete",
     "refused": "refused in one line that names the file",
     "SILENT": "silent",
     "TRACEBACK": "tracebacks",

@@ -37,12 +37,13 @@ class Said(NamedTuple):
 class Outcome(NamedTuple):
     fault: str
     command: str
-    kind: str  # survived, refused, or what is wrong: SILENT, TRACEBACK, UNCLEAR (not one line with the file), CHANGED
+    kind: str  # survived, admitted (that there is less to tell), refused, skipped; or what is wrong:
+    # SILENT, TRACEBACK, UNCLEAR (not one line with the file), CHANGED (by a refusal)
     said: str = ""
 
     @property
     def good(self) -> bool:
-        return self.kind in ("survived", "refused", "skipped")
+        return self.kind in ("survived", "admitted", "refused", "skipped")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Command:
     name: str
     act: Act
     told: Callable[[Said], Any]
+    admits: str = "nothing"  # what it says if it has less to tell
+    not_of: str = "nothing"  # files with this in their names are not opened, so that less is tried with them
 
 
 def cli(*args: object) -> Act:
@@ -122,12 +125,21 @@ def copy(source: Path, target: Path) -> None:
 
 
 def judge(
-    fault: str, command: str, said: Said, named: Sequence[Path | str], same: bool, before: dict[str, str], after: Any
+    fault: str,
+    command: str,
+    said: Said,
+    named: Sequence[Path | str],
+    same: bool,
+    before: dict[str, str],
+    after: Any,
+    admits: str = "nothing",
 ) -> Outcome:
     """named: the file that a refusal has to name (or one of several). same: whether the numbers are."""
     lines = said.err.strip().splitlines()
     last = lines[-1] if lines else ""
     if said.code == 0:
+        if not same and admits in last:
+            return Outcome(fault, command, "admitted", last)
         return Outcome(fault, command, "survived" if same else "SILENT", _first_naming(said.out, named))
     if said.code < 0 or said.code not in (2, 130) or "Traceback (most recent call last)" in said.err:
         return Outcome(fault, command, "TRACEBACK", f"exit code {said.code}: {last}")
@@ -142,7 +154,10 @@ def names(line: str, file: Path | str) -> bool:
     """`FOLDER/FILE`, or the folder and the file in it apart."""
     if isinstance(file, str):
         return file in line
-    return any(str(folder) in line and str(file.relative_to(folder)) in line for folder in list(file.parents)[:3])
+    folders = list(file.parents)[:3]
+    if not file.suffix:  # a folder that is missing or empty: what lacks it
+        return str(file.parent) in line
+    return any(str(folder) in line and str(file.relative_to(folder)) in line for folder in folders)
 
 
 def _first_naming(out: str, named: Sequence[Path | str]) -> str:
@@ -155,6 +170,9 @@ def _difference(before: dict[str, str], after: dict[str, str]) -> str:
 
 
 Damage = Callable[[Path], None]
+
+
+FEW = ("missing", "bit flipped, 0")
 
 
 def damages(name: str, other: Path | None, older: Path | None) -> Iterator[tuple[str, Damage]]:
