@@ -94,9 +94,10 @@ def compare(
     """Train a recipe under several methods and seeds. Finished cells of the same folder are not trained again.
 
     methods: the baseline first. out: the folder; compare/NAME by default. settings: of the recipe, and of the
-    comparison: jobs (how many cells are trained at once), speed_rounds, any_code, table_only.
+    comparison: jobs (how many cells are trained at once), speed_rounds, any_code, table_only, join.
     """
-    own = {name: settings.pop(name) for name in ("jobs", "speed_rounds", "any_code", "table_only") if name in settings}
+    of_comparison = ("jobs", "speed_rounds", "any_code", "table_only", "join")
+    own = {name: settings.pop(name) for name in of_comparison if name in settings}
     name, chosen = _recipe("", recipe, data, settings)
     start = Compare(("cutmix", "tl_align"), chosen, Path(out or Path("compare") / name))
     made = run_comparison(name, change(start, methods=methods, seeds=seeds, **own), quiet)

@@ -1,6 +1,10 @@
-"""Kill a training run and resume it, again and again: does it end with the same weights as one that was left alone?
+"""Kill a training run and resume it, again and again: does its folder end as that of one that was left alone?
 
     python tests/engine/survive.py FOLDER classify 12 segment 2 detect 2
+    python tests/engine/survive.py FOLDER --in-saves classify 100
+
+Half of the kills come while files are written, renamed, linked or removed, the others at any time; with --in-saves all
+of them do.
 
 The parent only imports and forks (torch's threads do not survive a fork), so that a trial costs no start-up.
 """
@@ -60,16 +64,26 @@ RECIPES: dict[str, AnyRecipe] = {
 
 
 def ended(folder: Path) -> dict[str, str]:
-    """Everything that should be the same: weights, their average, the optimiser's state, the losses."""
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    files = [newest / name for name in ("model.safetensors", "ema.safetensors", "state.json")]
-    files += [folder / "model.safetensors", folder / "last.safetensors"]
-    told = {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("images_per_second", None)
-    told["optimizer"] = digest(torch.load(newest / "optimizer.pt", weights_only=True))
-    return {**told, "newest": newest.name, "metrics": hashlib.sha256(json.dumps(lines).encode()).hexdigest()}
+    """Every file of the folder, and what should be the same of it: all of it, but for the speed in metrics.jsonl, the
+    number of workers in recipe.json, how an optimiser's state was pickled, and the checksums of these."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        match path.name:
+            case "metrics.jsonl":
+                lines = [json.loads(line) for line in path.read_text().splitlines()]
+                found_here = digest([{**line, "images_per_second": 0} for line in lines])
+            case "recipe.json":
+                recipe = json.loads(path.read_text())
+                found_here = digest({**recipe, "data": {**recipe["data"], "workers": 0}})
+            case "optimizer.pt":
+                found_here = digest(torch.load(path, weights_only=True))
+            case "checksums.json":
+                assert not [name for name in json.loads(path.read_text()) if files.check_file(path.with_name(name))]
+                found_here = digest(sorted(json.loads(path.read_text())))
+            case _:
+                found_here = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = found_here
+    return found
 
 
 def digest(value: Any) -> str:
@@ -106,8 +120,9 @@ def finish(child: int) -> None:
     assert status == 0, f"the run failed with status {status}"
 
 
-def kill_at(call: int) -> Callable[[], None]:
-    """Dies at the n-th step of saving: before or after a file is written, renamed, linked or removed."""
+def kill_at(call: int, count: Path | None = None) -> Callable[[], None]:
+    """Dies at the n-th step of saving: before or after a file is written, renamed, linked or removed; or writes down how
+    many there were."""
     left = [call]
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +132,8 @@ def kill_at(call: int) -> Callable[[], None]:
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
+                if count:
+                    count.write_text(str(-left[0]))
             return result
 
         return step
@@ -131,28 +148,30 @@ def kill_at(call: int) -> Callable[[], None]:
     return before
 
 
-def survived(folder: Path, kills: int, recipe: AnyRecipe) -> int:
+def survived(folder: Path, kills: int, recipe: AnyRecipe, in_saves: bool = False) -> int:
     """How many runs of so many ended as one that was left alone."""
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    finish(start(folder / "alone", recipe))
+    finish(start(folder / "alone", recipe, before=kill_at(0, folder / "steps")))
     seconds = time.perf_counter() - begin
     expected = ended(folder / "alone")
-    chance, saves = random.Random(0), 150 if isinstance(recipe, Recipe) else 50  # steps of saving, in a run
+    chance, steps = random.Random(0), int((folder / "steps").read_text())
     same = 0
     for number in range(kills):
         trial = folder / f"trial{number}"
-        in_save = number % 2 == 0
-        before = kill_at(1 + chance.randrange(saves)) if in_save else lambda: None
+        in_save = in_saves or number % 2 == 0
+        before = kill_at(1 + chance.randrange(steps)) if in_save else lambda: None
         child = start(trial, recipe, before=before)
         if not in_save:
             time.sleep(chance.uniform(0.05, 0.95) * seconds)
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         finish(start(trial, recipe, workers=int(number % 3 == 2)))
-        same += ended(trial) == expected
-        if ended(trial) != expected:
-            print(f"trial {number} differs:", {k for k in expected if ended(trial)[k] != expected[k]}, flush=True)
+        found = ended(trial)
+        same += found == expected
+        if found != expected:
+            differing = [name for name in {*expected, *found} if found.get(name) != expected.get(name)]
+            print(f"trial {number} differs:", *sorted(differing), flush=True)
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         print(f"trial {number}: {'killed' if killed else 'was done before'}, {'in a save' * in_save}", flush=True)
         shutil.rmtree(trial)
@@ -160,5 +179,7 @@ def survived(folder: Path, kills: int, recipe: AnyRecipe) -> int:
 
 
 if __name__ == "__main__":
-    for task, kills in zip(sys.argv[2::2], map(int, sys.argv[3::2]), strict=True):
-        print(task, survived(Path(sys.argv[1]) / task, kills, RECIPES[task]), "of", kills, "ends identical")
+    folder, *asked = (word for word in sys.argv[1:] if word != "--in-saves")
+    for task, kills in zip(asked[::2], map(int, asked[1::2]), strict=True):
+        same = survived(Path(folder) / task, kills, RECIPES[task], "--in-saves" in sys.argv)
+        print(task, same, "of", kills, "ends identical")

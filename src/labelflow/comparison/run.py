@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
 from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
+from labelflow.engine.lock import one_writer
 from labelflow.engine.progress import Counted, duration
 from labelflow.files import atomic_write
 from labelflow.html import Page
@@ -66,6 +68,14 @@ class Comparison(Page):
 
 def run_comparison(name: str, options: Compare, quiet: bool = False) -> Comparison:
     """Train what is missing, and write the table, the plot and the page."""
+    alone = not (options.join or options.table_only)
+    with one_writer(options.out, "help it with --join") if alone else nullcontext("") as warning:
+        if warning and is_main_process() and not quiet:
+            print(warning)
+        return _run_comparison(name, options, quiet)
+
+
+def _run_comparison(name: str, options: Compare, quiet: bool) -> Comparison:
     methods = [find_method(text) for text in options.methods]
     cells = make_cells(options.recipe, methods, options.seeds)
     results = {cell: result for cell in cells if (result := _finished(cell, options))}
@@ -150,7 +160,7 @@ def _speeds(options: Compare, cells: list[Cell], quiet: bool) -> dict[str, float
 
 def _write(name: str, options: Compare, made: Comparison) -> None:
     made.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(made.folder / ".lock"):
+    with FileLock(made.folder / ".table.lock"):  # several processes may work on it
         write_page(made.page, f"{name}: {len(made.rows)} methods", _facts(options, made), made.rows)
         write_svg(made.folder / "compare.svg", made.rows)
         with atomic_write(made.folder / "compare.md") as draft:

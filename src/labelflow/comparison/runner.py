@@ -1,7 +1,7 @@
 """Run cells: each in a process of its own, --jobs at a time, or all in the processes of `torchrun`.
 
-Several instances of the same comparison may run at once, for example one per GPU: a cell that another instance is
-training is skipped.
+With --join, several instances of the same comparison run at once, for example one per GPU: a cell that another instance
+is training is skipped.
 """
 
 import multiprocessing

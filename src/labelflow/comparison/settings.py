@@ -30,6 +30,9 @@ class Compare:
     """Reuse cells trained by another version of the code."""
     table_only: bool = False
     """Do not train: show the table of finished cells."""
+    join: bool = False
+    """Work on a comparison beside other processes that do, for example one on each GPU: train cells that no other is
+    training."""
 
     def __post_init__(self) -> None:
         for name, least in (("jobs", 1), ("speed_rounds", 0)):

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from filelock import BaseFileLock, FileLock, Timeout
 
-from labelflow.process import is_main_process
+from labelflow.process import is_main_process, process_count
 
 LOCK = ".lock"
 PATIENCE = 0.5  # seconds for another process to finish ending
@@ -31,15 +31,18 @@ class Busy(ValueError):
 
 
 @contextmanager
-def one_writer(folder: Path) -> Iterator[str]:
+def one_writer(folder: Path, instead: str = "choose another") -> Iterator[str]:
     """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty. Among
-    launched processes the main one takes it for all. Yields '' or, where the file system has no locks, a warning."""
+    launched processes the main one takes it for all. Yields '' or, where the file system has no locks, a warning.
+    instead: what to do instead of waiting."""
     with ExitStack() as held:
-        yield on_main_process(lambda: held.enter_context(_locked(folder)))
+        yield on_main_process(lambda: held.enter_context(_locked(folder, instead)))
 
 
 def on_main_process(function: Callable[[], Value]) -> Value:
     """What it returns there, in all processes; and what it raises, so that all of them stop."""
+    if process_count() == 1:
+        return function()
     PartialState(cpu=not torch.accelerator.is_available())  # as Accelerator does, which may come later
     outcome: list[Any] = [None, None]
     if is_main_process():
@@ -54,13 +57,13 @@ def on_main_process(function: Callable[[], Value]) -> Value:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[str]:
+def _locked(folder: Path, instead: str) -> Iterator[str]:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder")
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     lock = FileLock(folder / LOCK, timeout=PATIENCE, fallback_to_soft=False, on_acquired=_sign)
     try:
-        yield _acquire(lock, folder)
+        yield _acquire(lock, folder, instead)
     finally:
         if lock.is_locked:
             with suppress(OSError):  # before it is released, so that whoever waits for it notices, and makes another
@@ -71,7 +74,7 @@ def _locked(folder: Path) -> Iterator[str]:
                 path.rmdir()
 
 
-def _acquire(lock: BaseFileLock, folder: Path) -> str:
+def _acquire(lock: BaseFileLock, folder: Path, instead: str) -> str:
     """'', or a warning if there are no locks here."""
     for _ in range(100):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def _acquire(lock: BaseFileLock, folder: Path) -> str:
         except FileNotFoundError:  # another process has just removed its empty folder
             continue
         except Timeout:
-            raise Busy(f"{folder} is in use{_holder(folder)}; wait until it is free, or choose another") from None
+            raise Busy(f"{folder} is in use{_holder(folder)}; wait until it is free, or {instead}") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
