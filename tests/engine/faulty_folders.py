@@ -246,7 +246,7 @@ class Folders:
                         assert said.code == 0, (command.name, said)
                         expected = command.told(said)
                     said, before, after = self._try(scene, command, place / file, damage)
-                    same = said.code == 0 and command.told(said) == expected
+                    same = said.code == 0 and _tell(command, said) == expected
                     yield judge(
                         f"{scene.name}/{file}: {what}",
                         command.name,
@@ -268,6 +268,13 @@ class Folders:
         said = run(command.act, self.root)
         after = tree(self.trial)
         return said, before, after
+
+
+def _tell(command: Command, said: Said) -> Any:
+    try:
+        return command.told(said)
+    except (ValueError, OSError) as error:  # of what was left damaged
+        return error
 
 
 def _there(folder: Path | None, name: str | None) -> Path | None:
