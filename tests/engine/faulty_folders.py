@@ -24,7 +24,7 @@ from labelflow.classifier import load
 from labelflow.comparison.cells import run_cell
 from labelflow.comparison.speed import Speed
 from labelflow.engine.checkpoint import Checkpoints, State
-from labelflow.labels.store import Draft
+from labelflow.labels import Draft
 
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
 WORLD = "world(train=80, val=16)"
