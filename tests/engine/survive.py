@@ -121,8 +121,8 @@ def finish(child: int) -> None:
 
 
 def kill_at(call: int, count: Path | None = None) -> Callable[[], None]:
-    """Dies at the n-th step of saving: before or after a file is written, renamed, linked or removed; or writes down how
-    many there were."""
+    """Dies at the n-th step of saving: before or after a file is written, renamed, linked or removed; or writes down
+    how many there were."""
     left = [call]
 
     def mortal(function: Callable[..., Any]) -> Callable[..., Any]:

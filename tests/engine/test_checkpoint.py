@@ -1,6 +1,8 @@
 """A run that was killed and resumed ends as one that was left alone, bit for bit."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,12 @@ from accelerate import Accelerator
 from torch import nn
 from torch.testing import assert_close
 
+from labelflow.classifier import load
+from labelflow.data import Data
 from labelflow.engine import Run, Training
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.optim import make_optimizer
+from labelflow.tasks import Recipe, train_run
 
 KILLS = {"classify": 12, "segment": 2, "detect": 2}  # half of them in the middle of a save
 
@@ -27,6 +32,118 @@ def test_killed_runs_end_alike(tmp_path: Path) -> None:
         assert f"{task} {kills} of {kills} ends identical" in done.stdout, done.stdout
     least = sum(KILLS.values()) * 2 // 3
     assert len(re.findall(": killed", done.stdout)) >= least, done.stdout  # the kills did come in time
+
+
+@pytest.mark.parametrize("kind", ["train", "resume", "compare"])
+def test_of_two_starts_at_once_one_is_refused(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "starts.py"), str(tmp_path), kind, "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert f"{kind} 1 of 1 clean refusals" in done.stdout, done.stdout + done.stderr
+
+
+SMALL = Recipe(
+    model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+    data=Data(source="world(train=32, val=16)", image_size=32, workers=0),
+    training=Training(epochs=4, batch=16, micro_batch=16, warmup_epochs=1, ema=0.9, log_updates=1),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two updates an epoch, four epochs: checkpoints 6 and 8 are kept."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train_run(SMALL, folder, resume=False)
+    assert [path.name for path in Run(folder).checkpoints()] == ["00000006", "00000008"]
+    return folder
+
+
+def end(folder: Path) -> dict[str, object]:
+    """What a run ends with: weights, checkpoints, metrics without speeds."""
+    weights = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
+    lines = [{**line, "images_per_second": 0} for line in Run(folder).metrics()]
+    return {**weights, "checkpoints": [path.name for path in Run(folder).checkpoints()], "metrics": lines}
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+FILES = ("model.safetensors", "ema.safetensors", "optimizer.pt", "state.json", "checksums.json")
+DAMAGES = {"flipped": flip, "missing": os.remove, "cut": lambda path: os.truncate(path, path.stat().st_size // 2)}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_made_again_from_the_one_before(
+    trained: Path, tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    DAMAGES[damage](folder / "checkpoints" / "00000008" / name)
+    train_run(SMALL, folder, resume=True)
+    said = capsys.readouterr().out
+    assert f"{folder / 'checkpoints' / '00000008'}/" in said
+    assert f"; going back to {folder / 'checkpoints' / '00000006'}" in said
+    assert "resuming after update 6 of 8" in said
+    assert end(folder) == end(trained)
+
+
+def test_without_an_intact_checkpoint_nothing_is_changed(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    for checkpoint in Run(folder).checkpoints():
+        flip(checkpoint / "optimizer.pt")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    refusal = rf"no intact checkpoint: .*00000008/optimizer\.pt .*00000006/optimizer\.pt .* --init {folder}"
+    with pytest.raises(ValueError, match=refusal):
+        train_run(SMALL, folder, resume=True)
+    changed = {path.name for path, content in before.items() if not path.exists() or path.read_bytes() != content}
+    assert changed <= {"environment.json", "checksums.json"}
+    assert load(folder).weights == load(trained).weights  # which can be started from
+
+
+def test_damaged_weights_are_refused_and_written_again_on_resume(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)  # without hard links: the checkpoint's own weights stay intact
+    for which, name in (("best", "model.safetensors"), ("last", "last.safetensors")):
+        flip(folder / name)
+        with pytest.raises(ValueError, match=rf"{folder / name} is damaged: checksum mismatch"):
+            load(folder, which)
+    train_run(SMALL, folder, resume=True)
+    assert (folder / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+    load(folder, "last")
+
+
+def test_a_checkpoint_that_a_kill_left_is_removed(trained: Path, tmp_path: Path) -> None:
+    """The kill came between the last save and the removal of the oldest checkpoint."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    shutil.copytree(folder / "checkpoints" / "00000006", folder / "checkpoints" / "00000004")
+    train_run(SMALL, folder, resume=True)
+    assert end(folder) == end(trained)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "config.json"])
+def test_a_run_that_has_lost_a_file_is_no_other_run(trained: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / name).unlink()
+    for resume in (False, True):
+        with pytest.raises(ValueError, match=rf"{folder} .* no {re.escape(name)}|already contains a run"):
+            train_run(SMALL.change(lr=0.1), folder, resume=resume)
+    assert end(folder) == end(trained)
+
+
+def test_lost_checkpoints_are_said(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    shutil.rmtree(folder / "checkpoints")
+    train_run(SMALL, folder, resume=True)
+    assert f"{folder} has lost its checkpoints; starting anew" in capsys.readouterr().out
+    assert end(folder) == end(trained)
 
 
 @pytest.mark.parametrize(("saved_on", "loaded_on"), [("cuda", "cpu"), ("cpu", "cuda")])
