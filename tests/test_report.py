@@ -64,7 +64,7 @@ def test_top5_needs_more_than_five_classes(folder: Path, tmp_path: Path) -> None
         "Top-1 accuracy, %",
         "Evaluation loss",
     ]
-    old = Run(copytree(folder, tmp_path / "old", ignore=ignore_patterns("*.safetensors")))
+    old = Run(copytree(folder, tmp_path / "old", ignore=ignore_patterns("*.safetensors", "checksums.json")))
     lines = [line | {"top5": 100.0} if line["kind"] == "eval" else line for line in old.metrics()]
     (old / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "Top-5" not in write_report(old.folder).read_text()
@@ -115,7 +115,9 @@ def test_samples_show_what_reached_the_classifier(folder: Path) -> None:
 
 
 def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_path: Path) -> None:
-    run = Run(copytree(folder, tmp_path / "run", ignore=ignore_patterns("*.safetensors", "metrics.jsonl")))
+    run = Run(
+        copytree(folder, tmp_path / "run", ignore=ignore_patterns("*.safetensors", "metrics.jsonl", "checksums.json"))
+    )
     page = write_report(run.folder).read_text()
     assert "not evaluated yet" in page
     assert "no weights yet" in page

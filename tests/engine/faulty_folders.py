@@ -34,6 +34,7 @@ DENSE = ["--mixer", "mixtoken(alpha=1.0, patch=8)", "--target", "token_label(bet
 SEGMENT = ["--backbone", SWIN, "--width", 8, "--data", "world(train=24, val=4, size=64)", "--short", 64, "--crop", 48]
 JOURNAL = ("recipe.json", "config.json", "environment.json", "metrics.jsonl", "checksums.json")
 WEIGHTS = ("model.safetensors", "last.safetensors")
+LISTS = ("manifest.json", "draft.json", "checksums.json")  # of other files
 CHECKPOINT = ("model.safetensors", "ema.safetensors", "optimizer.pt", "state.json", "checksums.json")
 
 
@@ -128,7 +129,7 @@ class Folders:
             self._resumes(folder, self.training(folder, *asked, "--resume")),
             Command("figure", cli(*rmse), lambda said: said.out),
             self._reports(folder),
-            self._writes("export", "export", folder, "--out", self.out / "timm"),
+            Command("export", cli("export", folder, "--out", self.out), lambda said: digest(self.out / WEIGHTS[0])),
             self._trains("train --init", "--init", folder, "--epochs", 1),
             Command("eval", cli("eval", folder, "--as-json"), lambda said: said.out),
             Command("predict", cli(*predict, "best"), lambda said: said.out),
@@ -247,16 +248,15 @@ class Folders:
                         expected = command.told(said)
                     said, before, after = self._try(scene, command, place / file, damage)
                     same = said.code == 0 and _tell(command, said) == expected
-                    yield judge(
-                        f"{scene.name}/{file}: {what}",
-                        command.name,
-                        said,
-                        [place / file],
-                        same,
-                        before,
-                        after,
-                        command.admits,
-                    )
+                    fault, named = f"{scene.name}/{file}: {what}", self._names(scene, file, what)
+                    yield judge(fault, command.name, said, named, same, before, after, command.admits)
+
+    def _names(self, scene: Scene, file: str, what: str) -> list[Path | str]:
+        """What a refusal may name: the file, one that is linked to it, and of a list that was swapped what it lists."""
+        place, damaged = self.trial / scene.name, scene.folder / file
+        linked = [path for path in scene.folder.rglob(f"*{damaged.suffix}") if path.samefile(damaged)]
+        lists = [str(place)] if what.startswith("swapped") and damaged.name in LISTS else []
+        return [place / file, *(place / path.relative_to(scene.folder) for path in linked), *lists]
 
     def _try(self, scene: Scene, command: Command, file: Path | None = None, damage: Damage | None = None) -> Any:
         shutil.rmtree(self.trial)
