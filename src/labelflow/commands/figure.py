@@ -87,7 +87,7 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in EXTENSIONS)
             if not found:
                 raise ValueError(
-                    f"{one} is neither a run (it has no recipe.json) nor a folder of images; subfolders are not searched"
+                    f"{one} is neither a run (it has no recipe.json) nor a folder of images (subfolders do not count)"
                 )
             files += found
         else:
