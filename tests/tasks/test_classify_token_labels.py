@@ -13,6 +13,7 @@ import labelflow as lf
 from helpers import build, images_for
 from labelflow.classifier import load
 from labelflow.cli import main
+from labelflow.engine import Run
 from labelflow.labels import Store
 from labelflow.targets import TARGETS, TokenLabel
 from labelflow.tasks import Classification
@@ -123,9 +124,9 @@ def test_a_run_does_not_go_on_with_other_labels(
     labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(labels, tmp_path) == 0
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = Run(tmp_path).config()
     assert config["dense_labels"] == Store(labels).checksum
-    (tmp_path / "config.json").write_text(json.dumps({**config, "dense_labels": "others"}))
+    Run(tmp_path).write("config.json", {**config, "dense_labels": "others"})
     assert train(labels, tmp_path, "token_label", VIT, "--resume") == 2
     assert "was started with other dense labels" in capsys.readouterr().err
 

@@ -48,9 +48,12 @@ class Run:
         """best (last, before the first evaluation, as in timm), last, or a file."""
         if which not in ("best", "last"):
             return Path(which)
+        listed = read_checksums(self.folder)
         for name in (BEST, LAST) if which == "best" else (LAST,):
             if (self / name).exists():
                 return self / name
+            if name in listed:
+                raise ValueError(f"{self / name} is missing; restore it, or use other weights (--weights)")
         raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
 
     def checkpoints(self) -> list[Path]:
