@@ -99,6 +99,36 @@ def test_our_own_assertions_and_bugs_are_tracebacks(monkeypatch: pytest.MonkeyPa
         main(["show", "wrong"])
 
 
+@pytest.mark.parametrize(
+    ("error", "launched", "told"),
+    [
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), False, "a data worker was killed"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error"), True, "another of the launched processes"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error"), False, ""),
+        (RuntimeError("a bug"), True, ""),
+    ],
+)
+def test_a_process_that_died_is_told(
+    error: Exception,
+    launched: bool,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(recipe: Positional[str]) -> None:
+        raise error
+
+    monkeypatch.setattr("labelflow.commands.show.show", broken)
+    if launched:
+        monkeypatch.setenv("RANK", "1")
+    if told:
+        assert main(["show", "this"]) == 2
+        assert capsys.readouterr().err.startswith(f"labelflow: {told}")
+    else:
+        with pytest.raises(RuntimeError):
+            main(["show", "this"])
+
+
 def test_what_timm_asserts_is_told(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model for images of another size."""
     model = "vit_tiny_patch16_224(img_size=64, patch_size=8, embed_dim=24, depth=2, num_heads=3)"

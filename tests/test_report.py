@@ -121,6 +121,9 @@ def test_runs_without_weights_mixing_or_adapter_get_a_page(folder: Path, tmp_pat
     page = write_report(run.folder).read_text()
     assert "not evaluated yet" in page
     assert "no weights yet" in page
+    (run / "last.safetensors").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"last\.safetensors"):
+        write_report(run.folder)
     run.write("recipe.json", run.read("recipe.json") | {"mixer": "none"})
     (run / "last.safetensors").write_bytes((folder / "last.safetensors").read_bytes())
     assert "<code>cutmix</code> (the recipe itself mixes nothing)" in write_report(run.folder).read_text()

@@ -220,6 +220,8 @@ def test_bad_cells_and_names_are_one_line_each(tmp_path: Path, capsys: pytest.Ca
     assert f"{cell} is damaged" in told()
     cell.write_text(whole.replace('"plan": "', '"plan": "0'))
     assert f"{cell} was run with another plan of world.cutmix" in told()
+    cell.write_text(whole)
+    cell = cell.rename(cell.with_name("moon.cutmix-0-k.json"))
     cell.write_text(whole.replace("world.cutmix", "moon.cutmix"))
     assert "is a cell of moon.cutmix" in told()
     assert main(["study", "run", str(folder), "--only", "moon"]) == 2

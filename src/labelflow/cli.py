@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple
 
+from labelflow.process import is_launched
 from labelflow.spec import known, printable
 
 
@@ -189,6 +190,8 @@ def _message(error: Exception) -> str:
     """What was wrong with the input, in one line; '' if the error is ours."""
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
         return "out of memory; try a smaller --micro-batch, --batch or --attack-batch, or --checkpointing"
+    if lost := _of_lost_process(error):
+        return lost
     if not isinstance(error, ValueError | OSError) and not _is_of_timm(error):
         return ""
     text = str(error)
@@ -197,7 +200,23 @@ def _message(error: Exception) -> str:
     return printable(" ".join(text.split()))
 
 
+def _of_lost_process(error: Exception) -> str:
+    """What to do if a process has died that this one was waiting for; '' otherwise."""
+    go_on = "train and annotate continue with --resume"
+    lost_connection = isinstance(error, OSError | EOFError) and "torch.multiprocessing.reductions" in _modules(error)
+    if lost_connection or str(error).startswith("DataLoader worker"):
+        return f"a data worker was killed, perhaps for lack of memory: try fewer --workers; {go_on}"
+    collective = type(error).__name__.startswith("Dist") or "gloo" in str(error)
+    if is_launched() and isinstance(error, RuntimeError) and collective:
+        return f"another of the launched processes has ended, and says why; {go_on}"
+    return ""
+
+
 def _is_of_timm(error: Exception) -> bool:
     """timm asserts that images and arguments fit its models."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, AssertionError) and str(frames[-1].f_globals.get("__name__")).startswith("timm.")
+    return isinstance(error, AssertionError) and _modules(error)[-1].startswith("timm.")
+
+
+def _modules(error: Exception) -> list[str]:
+    """Where it was raised, the innermost last."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]

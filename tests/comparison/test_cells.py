@@ -124,7 +124,8 @@ def test_a_cell_is_a_run_and_a_small_file(tmp_path: Path) -> None:
     (one,) = make_cells(RECIPE, [METHODS["tl_align"]], (3,))
     assert one.finished(tmp_path) is None
     result = run_cell(one, tmp_path, quiet=True)
-    assert one.finished(tmp_path) == result == json.loads(one.file(tmp_path).read_text())
+    written = json.loads(one.file(tmp_path).read_text())
+    assert one.finished(tmp_path) == result == {name: value for name, value in written.items() if name != "checksum"}
     assert (result["method"], result["seed"], result["samples"]) == ("tl_align", 3, 32)
     assert result["recipe"]["target"] == "tl_align"
     assert result["recipe"]["training"]["seed"] == 3
@@ -133,9 +134,19 @@ def test_a_cell_is_a_run_and_a_small_file(tmp_path: Path) -> None:
     assert len(result["curve"]) == 1
     assert "/" not in one.file(tmp_path).read_text().replace("images/s", "")  # no path of this machine
     assert (one.run(tmp_path) / "last.safetensors").exists()
-    one.file(tmp_path).write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
-        one.finished(tmp_path)
+    whole = one.file(tmp_path).read_text()
+    one.file(tmp_path).write_text(json.dumps(result))  # as they were before they had checksums
+    assert one.finished(tmp_path) == result
+    for damaged, told in (
+        ("{", "Expecting"),
+        ("[]", "it holds no JSON object"),
+        ("{}", "it has no code, key"),
+        (whole.replace('"seed": 3', '"seed": 2', 1), "checksum mismatch"),
+        (json.dumps({**result, "seed": 2}), "it holds the result of tl_align-2-"),
+    ):
+        one.file(tmp_path).write_text(damaged)
+        with pytest.raises(ValueError, match=f"json is damaged: {told}.*; remove it to train the cell again"):
+            one.finished(tmp_path)
 
 
 def test_cells_come_seed_by_seed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from labelflow.data import Data, Folder, Unreadable, eval_batches, open_source, train_batches
-from labelflow.data.folder import order_of
+from labelflow.data.folder import image_files, order_of
 from labelflow.data.images import read
 
 
@@ -86,6 +86,21 @@ def test_malformed_folders(tmp_path: Path) -> None:
     picture(tmp_path / "b" / "val" / "y" / "1.png")
     with pytest.raises(ValueError, match=r"classes missing from .*: y"):
         Folder(tmp_path / "b", "val")
+
+
+def test_links_are_followed_unless_they_lead_back(tmp_path: Path) -> None:
+    """One that does would show its images 40 times, under 40 names."""
+    for name in ("a", "b"):
+        picture(tmp_path / "data" / name / "1.png")
+        picture(tmp_path / "data" / name / "2.png")
+    picture(tmp_path / "elsewhere" / "3.png")
+    (tmp_path / "data" / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    assert image_files(tmp_path / "data" / "a") == ["1.png", "2.png", "more/3.png"]
+    for place in (tmp_path / "data" / "a" / "back", tmp_path / "elsewhere" / "back"):
+        place.symlink_to(tmp_path / "data" / "a" if place.parent.name == "a" else tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match=r"back is a link to .*, which it lies in"):
+            Folder(tmp_path / "data")
+        place.unlink()
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1", "I;16"])

@@ -136,9 +136,16 @@ def test_unreadable_images_do_not_count(folder: Path, tmp_path: Path) -> None:
 def test_a_damaged_file_is_computed_again(folder: Path, tmp_path: Path) -> None:
     evaluator, images = vits(folder, tmp_path, (0,)), open_images(folder)
     evaluator.predict(images)
-    next(tmp_path.glob("*.safetensors")).write_bytes(b"torn")
-    evaluator.predict(images)
-    assert evaluator.evaluated == 18
+    (kept,) = tmp_path.glob("*.safetensors")
+    whole = kept.read_bytes()
+    flipped = whole[:-1] + bytes([whole[-1] ^ 1])  # whether the last image can be read
+    for number, damaged in enumerate((b"torn", flipped), start=2):
+        kept.write_bytes(damaged)
+        evaluator.predict(images)
+        assert (evaluator.evaluated, kept.read_bytes()) == (9 * number, whole)
+    cache.write_arrays(other := tmp_path / "other", cache.read_arrays(kept) or {})
+    kept.write_bytes(other.read_bytes())  # of other images, perhaps
+    assert cache.read_arrays(kept) is None
     settings = AttackSettings(("fgsm",), radii=(4,), attack_samples=4)
     before = AttackSuite(evaluator, images, settings).measure()
     next(tmp_path.glob("attack-*.safetensors")).write_bytes(b"torn")

@@ -86,7 +86,9 @@ def split(what: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
         elif path.is_dir() and not (path / "recipe.json").exists():
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in EXTENSIONS)
             if not found:
-                raise ValueError(f"{one} is neither a run nor a folder of images; subfolders are not searched")
+                raise ValueError(
+                    f"{one} is neither a run (it has no recipe.json) nor a folder of images (subfolders do not count)"
+                )
             files += found
         else:
             models.append(one)

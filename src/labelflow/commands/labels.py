@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from labelflow.data.settings import Data
+from labelflow.files import named_errors
 
 if TYPE_CHECKING:
     from labelflow.engine.progress import Counted
@@ -131,7 +132,8 @@ def draw(
     check_classes(list(source.classes), list(store.manifest.classes), str(labels))
     picture = label_picture(store, source, count)
     out.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(out)
+    with named_errors(out):
+        picture.save(out)
     print(out)
 
 

@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from labelflow.arguments import flag
 from labelflow.engine.run import Run
-from labelflow.files import atomic_write
+from labelflow.files import atomic_write, named_errors
 from labelflow.spec import printable
 from labelflow.tasks.detect.settings import SURE
 from labelflow.tasks.recipe import Recipe, SegmentRecipe, read_any_recipe
@@ -211,7 +211,8 @@ def picture_names(files: Sequence[str]) -> dict[str, Path]:
 
 def _save(picture: "Image.Image", path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+    with named_errors(path):
+        picture.save(path)
 
 
 def _write(path: Path, text: str) -> None:

@@ -82,13 +82,37 @@ class Cell:
 
 
 def read_result(path: Path) -> Result:
+    again = "remove it to train the cell again"
+    result = read_checked(path, again)
+    if missing := {"method", "seed", "key", "code", "metrics"} - result.keys():
+        raise ValueError(f"{path} is damaged: it has no {', '.join(sorted(missing))}; {again}")
+    if path.stem != (name := f"{result['method']}-{result['seed']}-{result['key']}"):
+        raise ValueError(f"{path} is damaged: it holds the result of {name}; {again}")
+    return result
+
+
+def read_checked(path: Path, hint: str) -> dict[str, Any]:
+    """What `write_checked` wrote. Files of older versions have no checksum."""
     try:
-        result = json.loads(path.read_text())
-        if missing := {"method", "seed", "key", "code", "metrics"} - result.keys():
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
-        return result
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("it holds no JSON object")
+        if value.pop("checksum", checksum := _checksum(value)) != checksum:
+            raise ValueError("checksum mismatch")
+        return value
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; remove it to train the cell again") from None
+        raise ValueError(f"{path} is damaged: {error}; {hint}") from None
+
+
+def write_checked(path: Path, value: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps({**value, "checksum": _checksum(value)}, indent=1) + "\n")
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    content = {name: part for name, part in value.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
@@ -136,12 +160,10 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "environment": {name: value for name, value in environment.items() if name != "command"},
     }
     result = finish(cell, cell.run(out), result) if finish else result
-    text = json.dumps(result, indent=1) + "\n"
+    result = json.loads(json.dumps(result))  # as it will be read
     if is_main_process():
-        cell.file(out).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(cell.file(out)) as path:
-            path.write_text(text)
-    return json.loads(text)
+        write_checked(cell.file(out), result)
+    return result
 
 
 def _without_paths(recipe: Recipe) -> Recipe:

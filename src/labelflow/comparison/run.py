@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from labelflow.comparison.cells import Cell, Result, headline, make_cells
+from labelflow.comparison.cells import Cell, Result, headline, make_cells, read_checked, write_checked
 from labelflow.comparison.page import markdown, write_page, write_svg
 from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
@@ -153,9 +153,9 @@ def _speeds(options: Compare, cells: list[Cell], quiet: bool) -> dict[str, float
                 except torch.OutOfMemoryError:
                     progress.say("not enough memory for all methods at once: speeds are not measured")
                     return {}
-            with atomic_write(path) as draft:
-                draft.write_text(json.dumps({name: asdict(one) for name, one in speeds.items()}, indent=1) + "\n")
-    return {name: speed["ratio"] for name, speed in json.loads(path.read_text()).items()}
+            write_checked(path, {name: asdict(one) for name, one in speeds.items()})
+    speeds_read = read_checked(path, "remove it to measure again")
+    return {name: speeds_read[name]["ratio"] for name in recipes}
 
 
 def _write(name: str, options: Compare, made: Comparison) -> None:

@@ -118,10 +118,19 @@ def image_files(folder: Path) -> list[str]:
     found = []
     for where, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in folders:
+            _check_link(os.path.join(where, name))
         below = os.path.relpath(where, folder)
         images = [name for name in files if _is_image(name) and name[0] != "."]
         found += [os.path.normpath(os.path.join(below, name)) for name in images]
     return sorted(found)
+
+
+def _check_link(path: str) -> None:
+    """One that leads back would lead to the same images again and again."""
+    target = os.path.realpath(path)
+    if os.path.islink(path) and Path(os.path.realpath(os.path.dirname(path))).is_relative_to(target):
+        raise ValueError(f"{path} is a link to {target}, which it lies in; remove it")
 
 
 def find_images(given: Path | str) -> list[str]:

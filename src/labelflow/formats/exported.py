@@ -66,22 +66,22 @@ def export(
     classifier = _own_copy(model if isinstance(model, Classifier) else load(model, weights))
     card = model_card(classifier, way.USAGE, format, repo)
     with atomic_folder(folder) as draft:
-        result = _write(format, classifier, draft)
+        result = _write(format, classifier, draft, folder)
         title = repo.rpartition("/")[2] or classifier.name
         (draft / "README.md").write_text(generate_readme(card, title), encoding="utf-8")
     result = replace(result, path=folder / way.FILE)
     return replace(result, hub=_push(classifier, repo, card, folder)) if repo else result
 
 
-def _write(format: str, classifier: Classifier, draft: Path) -> Exported:
-    """Write it, open it again, and compare it."""
+def _write(format: str, classifier: Classifier, draft: Path, folder: Path) -> Exported:
+    """Write it, open it again, and compare it. folder: what the draft will be."""
     way = FORMATS[format]
     what, images = _images(classifier)
     try:
         way.write(classifier, draft)
         found = _logits(way.read(draft), images)
     except Exception as error:  # whatever goes wrong in an exporter
-        raise ValueError(f"{classifier.name} cannot be exported as {format}: {first_line(error)}") from None
+        raise ValueError(f"{classifier.name} cannot be exported to {folder} as {format}: {first_line(error)}") from None
     expected = _logits(classifier.model, images)
     agreement = float((found.argmax(1) == expected.argmax(1)).float().mean())
     result = Exported(draft, f"{len(images)} {what}", agreement, float((found - expected).abs().max()))

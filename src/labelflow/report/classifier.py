@@ -13,7 +13,7 @@ from labelflow.engine.run import Run
 from labelflow.html import data_uri
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
-from labelflow.report.page import Measured, make_page, percent
+from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page, percent
 from labelflow.tasks.classify import Recipe
 from labelflow.tasks.recipe import read_recipe
 
@@ -51,14 +51,16 @@ def measured(classes: int) -> Measured:
 
 def classifier_page(run: Run) -> str:
     """The page of a run, finished or not."""
-    recipe, classifier, figures = read_recipe(run), None, ""
-    try:
+    recipe, figures = read_recipe(run), ""
+    if has_weights(run):
         classifier = load(run.folder)
-        samples = _samples(classifier, recipe)
-    except (ValueError, OSError) as error:  # no weights, no adapter, no data
-        samples = f"<p>No samples: {escape(str(error))}.</p>"
-    if classifier:
         figures = "".join(_figure(name, classifier) for name in FIGURES_SHOWN) + _dense_labels(recipe.data)
+        try:
+            samples = _samples(classifier, recipe)
+        except (ValueError, OSError) as error:  # no adapter, no data
+            samples = f"<p>No samples: {escape(str(error))}.</p>"
+    else:
+        samples = NO_WEIGHTS
     sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
     return make_page(run, recipe.title, sections, measured(len(run.config()["label_names"])))
 

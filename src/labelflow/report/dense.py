@@ -11,7 +11,7 @@ from torch import Tensor
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
 from labelflow.html import data_uri, table
-from labelflow.report.page import Measured, make_page
+from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page
 from labelflow.tasks import SURE, find_objects, find_segments, load_run
 from labelflow.tasks.dense.loading import DenseSource
 from labelflow.tasks.detect.data import open_source as open_objects
@@ -62,11 +62,13 @@ def object_pictures(loaded: LoadedRun[Any], count: int = COUNT) -> list[Image.Im
 
 
 def _page(run: Run, measured: Measured, draw: Callable[[LoadedRun[Any]], list[Image.Image]], about: str) -> str:
-    try:
-        pictures = draw(load_run(run.folder))
-        shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, pictures))
-    except (ValueError, OSError) as error:  # no weights, no data
-        shown = f"<p>No predictions: {escape(str(error))}.</p>"
+    shown = NO_WEIGHTS
+    if has_weights(run):
+        loaded = load_run(run.folder)
+        try:
+            shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, draw(loaded)))
+        except (ValueError, OSError) as error:  # no data
+            shown = f"<p>No predictions: {escape(str(error))}.</p>"
     sections = f"<section><h2>Predictions</h2>{shown}</section>{_classes(run)}"
     return make_page(run, read_any_recipe(run).title, sections, measured)
 

@@ -4,7 +4,7 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
-from labelflow.engine.run import Run
+from labelflow.engine.run import BEST, LAST, Run
 from labelflow.html import document, line_chart, number, table
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings
@@ -24,6 +24,12 @@ TRAINING: list[tuple[str, dict[str, str]]] = [  # title, {name in the chart: nam
     ("Images per second, in training", {"images/s": "images_per_second"}),
 ]
 FROM_ZERO = {"lr", "images_per_second"}
+NO_WEIGHTS = "<p>There are no weights yet; they are written with the first checkpoint.</p>"
+
+
+def has_weights(run: Run) -> bool:
+    """Whether there are any yet; those that are damaged are an error."""
+    return any((run / name).exists() for name in (BEST, LAST))
 
 
 def make_page(run: Run, title: str, sections: str, measured: Measured) -> str:

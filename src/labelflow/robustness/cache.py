@@ -3,6 +3,7 @@
 Shapes: L levels (of a corruption, say), N images, K best classes, C classes.
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy import ndarray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from labelflow.files import atomic_write
@@ -94,16 +95,32 @@ def _percent(correct: ndarray) -> list[float]:
 
 def write_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     with atomic_write(path, mark=f".{os.getpid()}") as draft:  # another process may write the same file
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, draft)
+        try:
+            save_file(whole, draft, {"sha256": _checksum(path.name, whole)})
+        except SafetensorError as error:  # a full disk
+            raise OSError(f"cannot write {path}: {error}") from None
 
 
 def read_arrays(path: Path) -> dict[str, ndarray] | None:
-    """None if the file is missing or damaged."""
+    """None if the file is missing, damaged, or another one."""
     try:
-        return load_file(path)
+        with safe_open(path, "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no dictionary
+            expected = (file.metadata() or {}).get("sha256")
     except (FileNotFoundError, SafetensorError):
         return None
+    return arrays if _checksum(path.name, arrays) == expected else None
+
+
+def _checksum(file: str, arrays: Mapping[str, ndarray]) -> str:
+    """Of arrays and the name of their file, which says what was predicted."""
+    found = hashlib.sha256(file.encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def write_outcomes(path: Path, outcomes: Mapping[int, int]) -> None:

@@ -118,6 +118,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], dict[str, object]]] = [
     ("one channel", _rgb, {}),
     ("has no images", lambda root: [file.unlink() for file in (root / "images").iterdir()], {}),
     ("no .*classes.txt", lambda root: (root / "classes.txt").unlink(), {}),
+    (r"classes\.txt is not UTF-8", lambda root: (root / "classes.txt").write_bytes(b"caf\xe9\nbar\nzoo"), {}),
     ("different names", lambda root: (root / "classes.txt").write_text("sky\nsky\nroad"), {}),
     ("takes values away", lambda root: None, {"void": (2,)}),
     ("takes values away", lambda root: None, {"void": (-1,)}),

@@ -27,7 +27,7 @@ def _ade20k(root: Path, data: SegmentData, split: str) -> Layout:
     names = [f"class {number}" for number in range(1, 151)]
     table = root / "objectInfo150.txt"
     if table.exists():
-        names = [line.split("\t")[-1].strip() for line in table.read_text().splitlines()[1:] if line.strip()]
+        names = [line.split("\t")[-1].strip() for line in _lines(table)[1:] if line.strip()]
         if len(names) != 150:
             raise ValueError(f"{table} names {len(names)} classes; ADE20K has 150")
     return Layout(pair(root / "images" / part, root / "annotations" / part), names, _meaning(150, first=1, void=(0,)))
@@ -40,7 +40,7 @@ def _camvid(root: Path, data: SegmentData, split: str) -> Layout:
 
 def _pets(root: Path, data: SegmentData, split: str) -> Layout:
     """images, trimaps; trainval.txt and test.txt. 1 is the pet, 2 the background; 3, between them, does not count."""
-    lines = (root / ("trainval.txt" if split == "train" else "test.txt")).read_text().splitlines()
+    lines = _lines(root / ("trainval.txt" if split == "train" else "test.txt"))
     names = {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
     meaning = np.full(256, -1)
     meaning[[1, 2, 3]] = 1, 0, VOID
@@ -119,10 +119,17 @@ def _class_names(root: Path, data: SegmentData) -> list[str]:
         path = Path(data.classes) if data.classes else root / "classes.txt"
         if not path.is_file():
             raise ValueError(f"there is no {path}: name the classes there, one a line, or say how many: --classes N")
-        names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        names = [line.strip() for line in _lines(path) if line.strip()]
     if not 2 <= len(names) <= VOID or len(set(names)) < len(names):
         raise ValueError(f"there should be 2 to {VOID} classes of different names, not {len(names)}")
     return names
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
 def _meaning(classes: int, first: int = 0, void: tuple[int, ...] = (VOID,)) -> np.ndarray:
