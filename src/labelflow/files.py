@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CHECKSUMS = "checksums.json"
+SEAL = "sha256"  # in JSON that carries its own checksum
 
 
 class Checksum(NamedTuple):
@@ -125,6 +126,29 @@ def read_checksums(folder: Path) -> Listed:
         return {}
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}; restore it, or remove it to go on without checks") from None
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """JSON with its own checksum, for files in a folder that several processes write to."""
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps({**value, SEAL: _digest(value)}, indent=1) + "\n")
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """What `write_sealed` wrote; or any JSON object without a checksum."""
+    try:
+        value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("it holds no JSON object")
+        if value.pop(SEAL, None) not in (None, _digest(value)):
+            raise ValueError(f'checksum mismatch (if you changed it yourself, remove its "{SEAL}")')
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}; {remedy}") from None
+    return value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _write_checksums(folder: Path, listed: Listed) -> None:

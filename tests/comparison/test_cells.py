@@ -125,7 +125,7 @@ def test_a_cell_is_a_run_and_a_small_file(tmp_path: Path) -> None:
     assert one.finished(tmp_path) is None
     result = run_cell(one, tmp_path, quiet=True)
     written = json.loads(one.file(tmp_path).read_text())
-    assert one.finished(tmp_path) == result == {name: value for name, value in written.items() if name != "checksum"}
+    assert one.finished(tmp_path) == result == {name: value for name, value in written.items() if name != "sha256"}
     assert (result["method"], result["seed"], result["samples"]) == ("tl_align", 3, 32)
     assert result["recipe"]["target"] == "tl_align"
     assert result["recipe"]["training"]["seed"] == 3

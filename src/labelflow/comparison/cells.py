@@ -22,7 +22,7 @@ import labelflow
 from labelflow.data import Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run
-from labelflow.files import atomic_write
+from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
 from labelflow.layers import is_compute
 from labelflow.process import is_main_process
@@ -83,36 +83,12 @@ class Cell:
 
 def read_result(path: Path) -> Result:
     again = "remove it to train the cell again"
-    result = read_checked(path, again)
+    result = read_sealed(path, again)
     if missing := {"method", "seed", "key", "code", "metrics"} - result.keys():
         raise ValueError(f"{path} is damaged: it has no {', '.join(sorted(missing))}; {again}")
     if path.stem != (name := f"{result['method']}-{result['seed']}-{result['key']}"):
         raise ValueError(f"{path} is damaged: it holds the result of {name}; {again}")
     return result
-
-
-def read_checked(path: Path, hint: str) -> dict[str, Any]:
-    """What `write_checked` wrote. Files of older versions have no checksum."""
-    try:
-        value = json.loads(path.read_bytes())
-        if not isinstance(value, dict):
-            raise ValueError("it holds no JSON object")
-        if value.pop("checksum", checksum := _checksum(value)) != checksum:
-            raise ValueError("checksum mismatch")
-        return value
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; {hint}") from None
-
-
-def write_checked(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps({**value, "checksum": _checksum(value)}, indent=1) + "\n")
-
-
-def _checksum(value: dict[str, Any]) -> str:
-    content = {name: part for name, part in value.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
@@ -162,7 +138,8 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
     result = finish(cell, cell.run(out), result) if finish else result
     result = json.loads(json.dumps(result))  # as it will be read
     if is_main_process():
-        write_checked(cell.file(out), result)
+        cell.file(out).parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(cell.file(out), result)
     return result
 
 

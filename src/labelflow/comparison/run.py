@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from labelflow.comparison.cells import Cell, Result, headline, make_cells, read_checked, write_checked
+from labelflow.comparison.cells import Cell, Result, headline, make_cells
 from labelflow.comparison.page import markdown, write_page, write_svg
 from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
@@ -20,7 +20,7 @@ from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
 from labelflow.engine.lock import one_writer
 from labelflow.engine.progress import Counted, duration
-from labelflow.files import atomic_write
+from labelflow.files import atomic_write, read_sealed, write_sealed
 from labelflow.html import Page
 from labelflow.process import is_launched, is_main_process
 from labelflow.recipes.methods import find_method
@@ -153,8 +153,8 @@ def _speeds(options: Compare, cells: list[Cell], quiet: bool) -> dict[str, float
                 except torch.OutOfMemoryError:
                     progress.say("not enough memory for all methods at once: speeds are not measured")
                     return {}
-            write_checked(path, {name: asdict(one) for name, one in speeds.items()})
-    speeds_read = read_checked(path, "remove it to measure again")
+            write_sealed(path, {name: asdict(one) for name, one in speeds.items()})
+    speeds_read = read_sealed(path, "remove it to measure again")
     return {name: speeds_read[name]["ratio"] for name in recipes}
 
 

@@ -1,7 +1,5 @@
 """What a store of label maps says about itself, in its manifest.json."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -10,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from labelflow.files import Checksum, atomic_write
+from labelflow.files import Checksum, read_sealed, write_sealed
 
 FORMAT, VERSION = "labelflow label store", 1
 MANIFEST, DRAFT, SAMPLES, INDEX, SHARDS = "manifest.json", "draft.json", "samples.txt", "index.npy", "shards"
+REMEDY = "restore it, or make the store again in a new folder"
 SCORES = ("rest", "logits")
 MAX_SHARDS = 512
 
@@ -90,25 +89,19 @@ def write_manifest(path: Path, manifest: Manifest, files: Mapping[str, Checksum]
     value = {"format": FORMAT, "version": VERSION, "manifest": asdict(manifest), "ids": manifest.ids}
     if files is not None:
         value["files"] = {name: file._asdict() for name, file in files.items()}
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps({**value, "sha256": _own_checksum(value)}, indent=1) + "\n")
+    write_sealed(path, value)
 
 
 def read_manifest(path: Path) -> tuple[Manifest, dict[str, Checksum]]:
     """The manifest, and the files of a whole store."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
+    value = read_sealed(path, REMEDY)
+    if value.get("format") != FORMAT:
         raise ValueError(f"{path.parent} is not a store of labels: its {path.name} has another format")
     if value.get("version") != VERSION:
         raise ValueError(
             f"{path.parent} was made by another version of labelflow: "
             f"its format is {value.get('version')}, this one reads {VERSION}"
         )
-    if value.pop("sha256", None) not in (None, _own_checksum(value)):  # None: made before there was one
-        raise _damaged(path, 'checksum mismatch (if you changed it yourself, remove its "sha256")')
     try:
         said = value["manifest"]
         manifest = Manifest(**{**said, "grid": tuple(said["grid"]), "classes": tuple(said["classes"])})
@@ -139,10 +132,6 @@ def center_part(seen: str) -> float:
         return 0.0
 
 
-def _own_checksum(value: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
 def _check_types(manifest: Manifest, files: Mapping[str, Checksum]) -> None:
     """JSON has others."""
     numbers = [manifest.image_size, manifest.k, manifest.samples, manifest.shard, *manifest.grid]
@@ -158,4 +147,4 @@ def _check_types(manifest: Manifest, files: Mapping[str, Checksum]) -> None:
 
 
 def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged: {why}; restore it, or make the store again in a new folder")
+    return ValueError(f"{path} is damaged: {why}; {REMEDY}")
