@@ -9,6 +9,7 @@ FOLDER holds photographs, in any folders. The packaged EfficientNet-Lite0 annota
 - the loss of their tokens and its gradient: a (128, 196, 1000) target; or `sparse_cross_entropy`; and their memory;
 - reading maps at random: a `.pt` file each, as released; or a store (time on the clock, files in the system's cache);
   and the bytes of an image;
+- checking the store's files once, before training: opening it and reading all maps, with and without (on the clock);
 - an update of LV-ViT-T at 224 pixels, data and all, with token labels and MixToken, and without labels, with CutMix;
 - the annotator: `labelflow annotate`, beside the network alone on images in memory.
 
@@ -188,6 +189,35 @@ def reading(maps: list[LabelMap], folder: Path, count: int) -> Table:
         "read, store, µs": 1e6 * fast * parts / count,
         "read, times faster": ratio,
         "store, bytes per image": size / count,
+        **checking(folder / "store", rounds=7),
+    }
+
+
+def checking(folder: Path, rounds: int) -> Table:
+    """What it costs to compare every file with its checksum: to open a store for training, and beside an epoch."""
+    order = random.Random(0).sample(range(len(Store(folder))), len(Store(folder)))
+
+    def opened(checked: bool) -> Store:
+        store = Store(folder)
+        if checked:
+            store.check()
+        else:
+            store._intact.update(store.manifest.files)  # as if
+        return store
+
+    def epoch(checked: bool) -> None:
+        store = opened(checked)
+        for place in order:
+            label_view(store.at(place), Geometry((500, 375)), GRID, CLASSES)
+
+    with_check, bare, _ = in_turns(lambda: opened(True), lambda: opened(False), rounds, time.perf_counter)
+    _, labels, ratio = in_turns(lambda: epoch(True), lambda: epoch(False), 3, time.perf_counter)
+    return {
+        "check, open the store, s": bare,
+        "check, open and check it, s": with_check,
+        "check, MB/s": sum(path.stat().st_size for path in folder.rglob("*.npy")) / 1e6 / (with_check - bare),
+        "check, an epoch's labels, s": labels,
+        "check, an epoch's labels with it, ratio": ratio,
     }
 
 
@@ -298,7 +328,7 @@ def main() -> None:
         table |= training(source, store, 2 if options.small else 16, options.rounds)
         table |= annotating(source, folder, 2 if options.small else 8, 576)
     for key, value in table.items():
-        print(f"{key:38}{value:12.4g}")
+        print(f"{key:42}{value:12.4g}")
     options.out.mkdir(exist_ok=True)
     (options.out / "label_pipeline.json").write_text(json.dumps(table, indent=2))
 

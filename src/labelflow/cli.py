@@ -3,6 +3,7 @@ line in COMMANDS."""
 
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -194,8 +195,8 @@ def _message(error: Exception) -> str:
     if not isinstance(error, ValueError | OSError) and not _is_of_timm(error):
         return ""
     text = str(error)
-    if "Original Traceback" in text:  # in a worker: its last line
-        text = text.split("Original Traceback")[-1].strip().splitlines()[-1]
+    if "Original Traceback" in text:  # in a worker: its last line, without the error's name
+        text = re.sub(r"^[\w.]+: ", "", text.split("Original Traceback")[-1].strip().splitlines()[-1])
     return printable(" ".join(text.split()))
 
 

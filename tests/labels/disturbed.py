@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from test_store import child, contents, mortal, status
+from small_store import child, contents, mortal, status
 
 import labelflow.tasks.annotation  # noqa: F401  (before the forks)
 from labelflow.cli import main

@@ -265,6 +265,16 @@ def test_kills_and_processes_leave_no_trace(photos: Path, checkpoints: Callable[
     assert killed >= kills * 2 // 3, done.stdout  # the kills did come in time
 
 
+def test_two_at_once(photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path) -> None:
+    rounds = 2
+    command = [sys.executable, str(Path(__file__).parent / "at_once.py"), str(tmp_path), str(rounds), str(photos)]
+    done = subprocess.run(
+        [*command, *SMALL, "--weights", str(checkpoints(2))], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{rounds} times one went on and one was refused; {rounds} stores intact" in done.stdout, done.stdout
+
+
 def test_a_resumed_annotation_does_what_is_left(
     labels: Path, photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,11 +429,12 @@ def test_damage_is_told_in_a_line(labels: Path, tmp_path: Path, capsys: pytest.C
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert "is damaged: shards/00001.npy is damaged" in refused(capsys, "labels", "verify", copy)
+    assert f"{shard} is damaged: checksum mismatch; to make it again" in refused(capsys, "labels", "verify", copy)
     shard.write_bytes(data[:-1])
     for command in ("inspect", "verify"):
-        assert "is truncated: shards/00001.npy has" in refused(capsys, "labels", command, copy)
-    assert "is truncated" in refused(capsys, "labels", "export", copy, tmp_path / "tree")
+        assert f"{shard} is damaged: it has" in refused(capsys, "labels", command, copy)
+    assert f"{shard} is damaged" in refused(capsys, "labels", "export", copy, tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
     assert "there is no folder" in refused(capsys, "labels", "inspect", tmp_path / "nowhere")
     assert "is not a store of labels" in refused(capsys, "labels", "inspect", tmp_path)
     assert "there is no command of labelflow labels 'repair'" in refused(capsys, "labels", "repair", copy)

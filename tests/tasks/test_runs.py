@@ -1,18 +1,21 @@
 """What is known before a run is started, and what becomes of a start that failed."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 from labelflow.data import Data
+from labelflow.data.changes import RECORD
 from labelflow.engine import Run, Training
 from labelflow.engine.checkpoint import Checkpoints, State
-from labelflow.tasks import Recipe, runs, train_run
+from labelflow.tasks import Recipe, evaluate_run, runs, train_run
 from labelflow.tasks.recipe import read_recipe
 
 TINY = Recipe(
@@ -176,6 +179,60 @@ class TestResumedOtherwise:
         train_run(self.LONGER.change(precision="no"), tmp_path / "alone", resume=False)  # which is auto on a CPU
         ends = [(tmp_path / name / "last.safetensors").read_bytes() for name in ("run", "alone")]
         assert ends[0] == ends[1]
+
+
+class TestDataThatChanged:
+    """Between two starts of a run; `tests/data/test_changes.py` has the cases."""
+
+    @pytest.fixture
+    def recipe(self, tmp_path: Path) -> Recipe:
+        for split, count in (("train", 8), ("val", 2)):
+            for name in ("cat", "dog"):
+                (tmp_path / "photos" / split / name).mkdir(parents=True)
+                for number in range(count):
+                    Image.new("RGB", (40, 40)).save(tmp_path / "photos" / split / name / f"{number}.bmp")
+        return TINY.change(source=str(tmp_path / "photos"))
+
+    @pytest.mark.parametrize("hashed", [False, True])
+    def test_it_is_refused(self, hashed: bool, recipe: Recipe, tmp_path: Path) -> None:
+        train_run(recipe.change(hash_data=hashed), tmp_path / "run", resume=False, quiet=True)
+        train_run(recipe, tmp_path / "run", resume=True, quiet=True)  # which need not ask again
+        before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+        replaced = tmp_path / "photos/val/dog/1.bmp"
+        image, size = replaced.read_bytes(), replaced.stat().st_size
+        Image.new("RGB", (40, 40 if hashed else 39), "teal").save(replaced)
+        assert (replaced.stat().st_size == size) == hashed
+        how = "with other contents" if hashed else "of another size"
+        with pytest.raises(ValueError, match=rf"1 file {how} \(.*photos/val/dog/1\.bmp\)"):
+            train_run(recipe.change(workers=1), tmp_path / "run", resume=True)
+        assert before == {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+        replaced.write_bytes(image)
+        train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+
+    def test_other_times_are_told(self, recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        train_run(recipe, tmp_path / "run", resume=False)
+        assert "modified" not in capsys.readouterr().out
+        os.utime(tmp_path / "photos/train/cat/3.bmp", (0, 0))
+        train_run(recipe, tmp_path / "run", resume=True)
+        assert " ".join(capsys.readouterr().out.split()).count("1 file modified") == 1
+
+    def test_a_refused_resume_records_nothing(self, recipe: Recipe, tmp_path: Path) -> None:
+        """Here of a run that an older version started."""
+        train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+        (tmp_path / "run" / RECORD).unlink()
+        extra = tmp_path / "photos/train/cat/new.bmp"
+        Image.new("RGB", (40, 40)).save(extra)
+        with pytest.raises(ValueError, match="started with 16 training samples; now there are 17"):
+            train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+        assert not (tmp_path / "run" / RECORD).exists()
+        extra.unlink()
+        train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+        assert (tmp_path / "run" / RECORD).exists()
+
+    def test_evaluations_do_not_care(self, recipe: Recipe, tmp_path: Path) -> None:
+        train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+        (tmp_path / "photos/val/dog/1.bmp").unlink()
+        assert evaluate_run(tmp_path / "run")["loss"] > 0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "last.safetensors"])

@@ -45,7 +45,8 @@ def verify(labels: Positional[Path]) -> None:
     with Counted("verifying", "parts", 100) as progress:
         problems = store.verify(_percents(progress))
     if problems:
-        raise ValueError(f"{labels} is damaged: {'; '.join(problems)}")
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise ValueError(problems[0] + more)
     print(f"{labels} is intact: {len(store)} label maps, checksum {store.checksum[:16]}")
 
 
@@ -59,7 +60,7 @@ def import_labels(
         out: The folder of the labels.
         classes: imagenet, or a folder of images whose class folders name the classes.
         seen: What of an image the maps show: whole, as ReLabel's; center(0.956), as Token Labeling's generator cropped.
-        resume: Continue with the unfinished labels in that folder.
+        resume: Continue with the labels in that folder: what is missing or damaged is imported.
     """
     from timm.data import ImageNetInfo
 
@@ -72,7 +73,7 @@ def import_labels(
     else:
         names = list(open_source(Data(source=classes), "train").classes)
     with Counted("importing", "parts", 100) as progress:
-        store = import_tree(tree, out, names, str(tree), seen, resume, _percents(progress))
+        store = import_tree(tree, out, names, str(tree), seen, resume, _percents(progress), progress.say)
     print(f"{out} holds {len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells")
 
 

@@ -29,6 +29,9 @@ class Listed:
     def name(self, index: int) -> str:
         return self.samples[index][0]
 
+    def files(self) -> list[str]:
+        return [path for path, _ in self.samples]
+
     def key(self, index: int) -> str:
         return os.path.relpath(self.samples[index][0], self.root)
 

@@ -66,6 +66,8 @@ class Data:
     """Processes that read images, on each machine's process; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
     """Skip and report up to this many unreadable images; one more stops the run."""
+    hash_data: bool = False
+    """Record the contents of all files, and compare them on --resume; otherwise only sizes and times."""
 
     def __post_init__(self) -> None:
         if self.image_size < 1 or self.repeats < 1:

@@ -1,9 +1,11 @@
 """Data sets by name: one function, one line in SOURCES."""
 
 import io
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from PIL import Image
 
@@ -39,14 +41,24 @@ class Indexed:
 class Stream:
     """A data set that can only be read in order. `open(epoch)` starts it, in that epoch's order, in a worker."""
 
-    def __init__(self, samples: int, classes: list[str], opening: Callable[[int], Iterator[tuple[Any, Any]]]) -> None:
-        self.samples, self.classes, self.opening = samples, classes, opening
+    def __init__(
+        self,
+        samples: int,
+        classes: list[str],
+        opening: Callable[[int], Iterator[tuple[Any, Any]]],
+        shards: Sequence[str] = (),
+    ) -> None:
+        self.samples, self.classes, self.opening, self.shards = samples, classes, opening, shards
 
     def __len__(self) -> int:
         return self.samples
 
     def open(self, epoch: int) -> Iterator[tuple[Image.Image, int]]:
         return ((to_rgb(image), int(label)) for image, label in self.opening(epoch))
+
+    def files(self) -> list[str]:
+        """Shards that lie here."""
+        return [shard for shard in self.shards if len(urlsplit(shard).scheme) < 2]  # C:\\ is a drive
 
 
 def _world(name: str, data: Data, split: str) -> Source:
@@ -153,7 +165,9 @@ def _web_dataset(name: str, data: Data, split: str) -> Stream:
     if not data.classes:
         raise ValueError("wds: say how many classes there are, with --classes")
 
-    return Stream(reader.num_samples, [str(number) for number in range(data.classes)], partial(_open_reader, reader))
+    classes = [str(number) for number in range(data.classes)]
+    shards = [os.path.join(data.root, name) for name in reader.split_info.filenames]
+    return Stream(reader.num_samples, classes, partial(_open_reader, reader), shards)
 
 
 def _open_reader(reader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:

@@ -15,7 +15,8 @@ DETAILS = "classes.json"
 class Run:
     """config.json and model.safetensors (the best weights), which timm can load if it is a classifier's;
     last.safetensors, recipe.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last
-    evaluation, for tasks that have them), checkpoints/, checksums.json (of all these files)"""
+    evaluation, for tasks that have them), data.npz (the files it is trained on), checkpoints/, checksums.json (of all
+    these files)"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

@@ -6,10 +6,11 @@ from labelflow.lazy import exports
 
 if TYPE_CHECKING:
     from labelflow.labels.annotation import annotate
+    from labelflow.labels.draft import Draft
     from labelflow.labels.official import export_tree, import_tree
     from labelflow.labels.sampling import StoreLabels, check_keys, label_view
     from labelflow.labels.settings import Annotation
-    from labelflow.labels.store import Draft, LabelMap, Manifest, Store
+    from labelflow.labels.store import LabelMap, Manifest, Store
 else:
     __getattr__, __dir__ = exports(__name__)
 

@@ -18,10 +18,12 @@ from labelflow.classifier import Classifier
 from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
 from labelflow.data.loader import fixed_batches
 from labelflow.data.views import Batch, Draw
+from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.progress import Counted
-from labelflow.labels.manifest import Manifest, center_part, differences
+from labelflow.labels.draft import Draft
+from labelflow.labels.manifest import Manifest, center_part
 from labelflow.labels.settings import Annotation
-from labelflow.labels.store import Draft, Store
+from labelflow.labels.store import Store
 from labelflow.tokens import final_places, has_token_head, token_grid
 
 
@@ -79,38 +81,60 @@ def annotate(
     progress: Counted,
     resume: bool = False,
 ) -> Store:
-    """Annotate every image of a source, divided among all processes."""
+    """Annotate every image of a source, divided among all processes. resume: keep what is there and intact."""
     columns = annotator_columns(annotator, source.classes)
-    device = accelerator.device
-    model = annotator.model.to(device).to(memory_format=torch.channels_last).eval()  # faster convolutions
-    grid = _grid(model, annotator.preprocessing.size, accelerator)
+    model = annotator.model.to(accelerator.device).to(memory_format=torch.channels_last).eval()  # faster convolutions
     manifest = Manifest(
         annotator=annotator.architecture,
         weights=annotator.weights,
         image_size=annotator.preprocessing.size,
         seen=annotation.seen,
         scores=annotation.scores,
-        grid=grid,
+        grid=_grid(model, annotator.preprocessing.size, accelerator),
         k=min(annotation.top, len(source.classes)),
         classes=tuple(source.classes),
         samples=len(source),
         shard=annotation.shard,
     )
     keys = [source.key(index) for index in range(len(source))]
-    if resume and (out / "manifest.json").exists():  # so that job scripts can always pass --resume
-        return _finished(Store(out), manifest, keys)
-    draft = Draft(out, manifest, keys, resume)
-    unwritten = draft.missing()
-    progress.skip(len(source) - sum(len(draft.places(shard)) for shard in unwritten))
-    accelerator.wait_for_everyone()  # before any process writes: all must see the same missing shards
-    missing = unwritten[accelerator.process_index :: accelerator.num_processes]
+
+    def begin() -> tuple[Draft, list[int]]:
+        draft = Draft(out, manifest, keys, resume)
+        return draft, draft.missing()
+
+    with one_writer(out) as warning:
+        if warning:
+            progress.say(warning)
+        draft, missing = on_main_process(begin)
+        progress.skip(len(source) - sum(len(draft.places(shard)) for shard in missing))
+        own = missing[accelerator.process_index :: accelerator.num_processes]
+        _write(draft, own, source, annotator, annotation, columns, accelerator, loading, progress)
+        store = on_main_process(draft.finish)  # the others have written: _write ends with a gather
+        if draft.told():
+            progress.say(draft.told())
+        return store
+
+
+def _write(
+    draft: Draft,
+    shards: Sequence[int],
+    source: Source,
+    annotator: Classifier,
+    annotation: Annotation,
+    columns: Sequence[int] | None,
+    accelerator: Accelerator,
+    loading: Data,
+    progress: Counted,
+) -> None:
+    """Annotate these shards."""
+    device, model, grid, k = accelerator.device, annotator.model, draft.manifest.grid, draft.manifest.k
     problems: list[Problem] = []
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
     how = annotator_preprocessing(annotator.preprocessing, annotation.seen)
-    batches = on_device(fixed_batches(source, how, loading, list(_draws(draft, missing, size))), device)
+    batches = on_device(fixed_batches(source, how, loading, list(_draws(draft, shards, size))), device)
     chosen = slice(None) if columns is None else torch.tensor(columns, device=device)
-    for shard in missing:
+    for shard in shards:
         parts = []
         wanted = len(draft.places(shard))
         while wanted:
@@ -120,7 +144,7 @@ def annotate(
             with torch.inference_mode(), accelerator.autocast():
                 logits, _ = place_logits(model, batch.images.to(memory_format=torch.channels_last))
             # image by image: with 21k classes, a batch is large
-            found = [best_scores(one[:, chosen].float(), manifest.k, annotation.scores) for one in logits]
+            found = [best_scores(one[:, chosen].float(), k, annotation.scores) for one in logits]
             scores, classes = (torch.stack(part) for part in zip(*found, strict=True))
             scores = scores * batch.weights.to(scores)[:, None, None]  # unreadable images get empty labels
             parts.append((_maps(scores, grid), _maps(classes, grid)))
@@ -128,20 +152,6 @@ def annotate(
             progress.advance(len(batch.images) * accelerator.num_processes)
         draft.write(shard, *(np.concatenate(part) for part in zip(*parts, strict=True)))
     unreadable(gather_object(problems))  # of all processes
-    if accelerator.is_main_process:
-        draft.finish()
-    accelerator.wait_for_everyone()
-    return Store(out)
-
-
-def _finished(store: Store, manifest: Manifest, keys: Sequence[str]) -> Store:
-    """A complete store, if its settings are the same."""
-    differs = differences(store.manifest, manifest) or ", ".join(store.lacks(keys)[:1])
-    if differs:
-        raise ValueError(
-            f"{store.folder} is complete, but with other settings: {differs}; use the same, or choose a new folder"
-        )
-    return store
 
 
 def _draws(draft: Draft, shards: Sequence[int], batch: int) -> Iterator[list[Draw]]:

@@ -24,8 +24,9 @@ def first_difference(begun: bytes, now: bytes) -> str:
     """Between as many lines; empty if there is none."""
     if begun == now:
         return ""
-    pairs = zip(from_lines(begun), from_lines(now), strict=False)
-    return next((f"key {n} was {a!r}, not {b!r}" for n, (a, b) in enumerate(pairs) if a != b), "keys are missing")
+    lines = (text.decode(errors="replace").split("\n")[:-1] for text in (begun, now))  # they may be damaged
+    pairs = zip(*lines, strict=False)
+    return next((f"key {n} was {a!r}, not {b!r}" for n, (a, b) in enumerate(pairs) if a != b), "the keys differ")
 
 
 def make_index(keys: Sequence[str]) -> Array:

@@ -1,6 +1,8 @@
 """What a store of label maps says about itself, in its manifest.json."""
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from labelflow.files import atomic_write
+from labelflow.files import Checksum, atomic_write
 
 FORMAT, VERSION = "labelflow label store", 1
+MANIFEST, DRAFT, SAMPLES, INDEX, SHARDS = "manifest.json", "draft.json", "samples.txt", "index.npy", "shards"
 SCORES = ("rest", "logits")
 MAX_SHARDS = 512
 
@@ -72,19 +75,31 @@ class Manifest:
             raise ValueError(f"there is no shard {shard}; there are {self.shards}, counted from 0")
         return range(shard * self.shard, min((shard + 1) * self.shard, self.samples))
 
+    @property
+    def files(self) -> list[str]:
+        """The names of those that a whole store has beside its manifest."""
+        return [SAMPLES, INDEX, *map(shard_name, range(self.shards))]
 
-def write_manifest(path: Path, manifest: Manifest, **more: Any) -> None:
-    value = {"format": FORMAT, "version": VERSION, "manifest": asdict(manifest), "ids": manifest.ids, **more}
+
+def shard_name(shard: int) -> str:
+    return f"{SHARDS}/{shard:05d}.npy"
+
+
+def write_manifest(path: Path, manifest: Manifest, files: Mapping[str, Checksum] | None = None) -> None:
+    """files: those of a whole store."""
+    value = {"format": FORMAT, "version": VERSION, "manifest": asdict(manifest), "ids": manifest.ids}
+    if files is not None:
+        value["files"] = {name: file._asdict() for name, file in files.items()}
     with atomic_write(path) as draft:
-        draft.write_text(json.dumps(value, indent=1) + "\n")
+        draft.write_text(json.dumps({**value, "sha256": _own_checksum(value)}, indent=1) + "\n")
 
 
-def read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest, and the whole content of the file."""
+def read_manifest(path: Path) -> tuple[Manifest, dict[str, Checksum]]:
+    """The manifest, and the files of a whole store."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ValueError(f"{path.parent} is not a store of labels: its {path.name} has another format")
     if value.get("version") != VERSION:
@@ -92,11 +107,18 @@ def read_manifest(path: Path) -> tuple[Manifest, dict[str, Any]]:
             f"{path.parent} was made by another version of labelflow: "
             f"its format is {value.get('version')}, this one reads {VERSION}"
         )
+    if value.pop("sha256", None) not in (None, _own_checksum(value)):  # None: made before there was one
+        raise _damaged(path, 'checksum mismatch (if you changed it yourself, remove its "sha256")')
     try:
         said = value["manifest"]
-        return Manifest(**{**said, "grid": tuple(said["grid"]), "classes": tuple(said["classes"])}), value
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        manifest = Manifest(**{**said, "grid": tuple(said["grid"]), "classes": tuple(said["classes"])})
+        files = {name: Checksum(file["bytes"], file["sha256"]) for name, file in value.get("files", {}).items()}
+        _check_types(manifest, files)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _damaged(path, f"no {error}" if isinstance(error, KeyError) else str(error)) from None
+    if path.name == MANIFEST and list(files) != manifest.files:
+        raise _damaged(path, "it does not list the files of its shards")
+    return manifest, files
 
 
 def differences(begun: Manifest, now: Manifest) -> str:
@@ -115,3 +137,25 @@ def center_part(seen: str) -> float:
         return float(seen.removeprefix("center(").removesuffix(")")) if seen[:7] + seen[-1:] == "center()" else 0.0
     except ValueError:
         return 0.0
+
+
+def _own_checksum(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _check_types(manifest: Manifest, files: Mapping[str, Checksum]) -> None:
+    """JSON has others."""
+    numbers = [manifest.image_size, manifest.k, manifest.samples, manifest.shard, *manifest.grid]
+    texts = [manifest.annotator, manifest.weights, manifest.seen, manifest.scores, *manifest.classes]
+    for kind, values in ((int, numbers), (str, texts)):
+        wrong = [value for value in values if type(value) is not kind]
+        if wrong:
+            raise TypeError(f"{wrong[0]!r} should be of type {kind.__name__}")
+    for file in files.values():
+        if (type(file.bytes), type(file.sha256)) != (int, str):
+            raise TypeError(f"bytes and sha256 of a file should be a number and a text, not {file!r}")
+    assert manifest.record.itemsize  # numpy refuses what is too large
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged: {why}; restore it, or make the store again in a new folder")

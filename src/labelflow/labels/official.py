@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from labelflow.engine.lock import LOCK, one_writer
 from labelflow.files import atomic_write
-from labelflow.labels.store import Draft, LabelMap, Manifest, Store
+from labelflow.labels.draft import Draft
+from labelflow.labels.store import LabelMap, Manifest, Store
 
 EXACT = 2048  # integers that float16 represents exactly
 
@@ -22,10 +24,11 @@ def import_tree(
     seen: str = "whole",
     resume: bool = False,
     advance: Callable[[float], None] = lambda part: None,
+    say: Callable[[str], None] = print,
 ) -> Store:
     """A store of the maps in a tree. The key of TREE/CLASS/NAME.pt is CLASS/NAME.
 
-    `advance` receives the fraction done, 0 to 1.
+    `advance` receives the fraction done, 0 to 1; `say` what is worth a line.
     """
     tree = Path(tree)
     keys = _keys(tree)
@@ -42,22 +45,26 @@ def import_tree(
         classes=tuple(classes),
         samples=len(keys),
     )
-    draft = Draft(out, manifest, keys, resume)
-    missing = draft.missing()
-    for number, shard in enumerate(missing):
-        maps = [_read(_path(tree, keys[place]), len(classes)) for place in draft.places(shard)]
-        for place, found in zip(draft.places(shard), maps, strict=True):
-            if found.scores.shape != first.scores.shape:
-                raise ValueError(
-                    f"{_path(tree, keys[place])} has k, rows, columns {found.scores.shape}, "
-                    f"but {_path(tree, keys[0])} has {first.scores.shape}; all maps of a store have one shape"
-                )
-        draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
-        advance((number + 1) / len(missing))
-    return draft.finish()
+    with one_writer(Path(out)) as warning:
+        draft = Draft(out, manifest, keys, resume)
+        missing = draft.missing()
+        for number, shard in enumerate(missing):
+            maps = [_read(_path(tree, keys[place]), len(classes)) for place in draft.places(shard)]
+            for place, found in zip(draft.places(shard), maps, strict=True):
+                if found.scores.shape != first.scores.shape:
+                    raise ValueError(
+                        f"{_path(tree, keys[place])} has k, rows, columns {found.scores.shape}, "
+                        f"but {_path(tree, keys[0])} has {first.scores.shape}; all maps of a store have one shape"
+                    )
+            draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
+            advance((number + 1) / len(missing))
+        store = draft.finish()
+    for line in filter(None, (warning, draft.told())):
+        say(line)
+    return store
 
 
-def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
+def export_tree(store: Store, out: Path | str, resume: bool = False, say: Callable[[str], None] = print) -> int:
     """Write the tree; the number of files written. With `resume`, existing files are kept."""
     out = Path(out)
     if len(store.manifest.classes) > EXACT:
@@ -67,22 +74,36 @@ def export_tree(store: Store, out: Path | str, resume: bool = False) -> int:
         )
     keys = store.keys()
     for key in keys:
-        inside = PurePosixPath(key)
-        if str(inside) != key or inside.is_absolute() or ".." in inside.parts or "\0" in key:
+        if not _is_below(key):
             raise ValueError(f"the key {key!r} is not a path below {out}; such a tree needs keys like 'CLASS/NAME'")
-    if not resume and out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; use resume, or choose a new folder")
-    written = 0
-    for place, key in enumerate(keys):
-        path = _path(out, key)
-        if path.exists():
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = store.at(place)
-        with atomic_write(path) as draft, open(draft, "wb") as file:
-            torch.save(torch.from_numpy(np.stack([found.scores, found.classes.astype("<f2")])), file)
-        written += 1
-    return written
+    store.check()  # before anything is written
+    with one_writer(out) as warning:
+        if warning:
+            say(warning)
+        if not resume and any(path.name != LOCK for path in out.iterdir()):
+            raise ValueError(f"{out} is not empty; use resume, or choose a new folder")
+        return sum(_export(store, place, _path(out, key)) for place, key in enumerate(keys))
+
+
+def _export(store: Store, place: int, path: Path) -> bool:
+    """Whether the file was written."""
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = store.at(place)
+    with atomic_write(path) as draft, open(draft, "wb") as file:
+        torch.save(torch.from_numpy(np.stack([found.scores, found.classes.astype("<f2")])), file)
+    return True
+
+
+def _is_below(key: str) -> bool:
+    """Whether the path of a key leads to a place below a folder, and to no other key's place."""
+    try:
+        os.fsencode(key)
+    except UnicodeEncodeError:
+        return False
+    inside = PurePosixPath(key)
+    return str(inside) == key and not inside.is_absolute() and ".." not in inside.parts and "\0" not in key
 
 
 def _path(tree: Path, key: str) -> Path:
@@ -96,7 +117,7 @@ def _keys(tree: Path) -> list[str]:
     found = []
     for where, _, files in os.walk(tree, followlinks=True):
         below = Path(where).relative_to(tree)
-        found += [(below / name.removesuffix(".pt")).as_posix() for name in files if name.endswith(".pt")]
+        found += [(below / name.removesuffix(".pt")).as_posix() for name in files if name[1:].endswith(".pt")]
     if not found:
         raise ValueError(f"{tree} has no label maps; it should hold files CLASS/NAME.pt")
     return sorted(found)

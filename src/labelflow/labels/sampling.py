@@ -27,12 +27,15 @@ Compat = Literal["none", "official"]
 class StoreLabels:
     """The labels of views, from a store: `labels(key, geometry) -> TokenLabels` of one sample, without B.
 
+    Every file of the store is checked here, once, so that workers which are forked afterwards need not do it again.
+
     compat: "official" repeats what the public code did to crops: boxes transposed, maps taken for the whole image.
     Moves within the frame (RandAugment's) are labelflow's own in either case.
     """
 
     def __init__(self, store: Store, grid: tuple[int, int], compat: Compat = "none") -> None:
         self.store, self.grid, self.compat = store, grid, compat
+        store.check()
 
     def __call__(self, key: str, geometry: Geometry) -> TokenLabels:
         manifest = self.store.manifest

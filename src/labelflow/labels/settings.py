@@ -58,5 +58,5 @@ class Annotate:
     skip_unreadable: int = 0
     """How many unreadable images are skipped and reported before it stops. They get empty labels."""
     resume: bool = False
-    """Continue with the unfinished labels in that folder."""
+    """Continue with the labels in that folder: what is missing or damaged is annotated, the rest stays."""
     how: Annotation = field(default_factory=Annotation)

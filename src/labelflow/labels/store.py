@@ -9,27 +9,23 @@ draft.json          the manifest, in place of manifest.json while shards are sti
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
-from labelflow.files import atomic_write
-from labelflow.labels.keys import Array, find, first_difference, from_lines, make_index, to_lines, unknown
-from labelflow.labels.manifest import Manifest, differences, read_manifest, write_manifest
+from labelflow.labels.files import MEND, file_problem, open_array, open_shard, size_problem
+from labelflow.labels.keys import Array, find, from_lines, unknown
+from labelflow.labels.manifest import DRAFT, INDEX, MANIFEST, SAMPLES, Manifest, read_manifest, shard_name
 
-__all__ = ["Draft", "LabelMap", "Manifest", "Store"]
+__all__ = ["LabelMap", "Manifest", "Store"]
 
-MANIFEST, DRAFT, SAMPLES, INDEX, SHARDS = "manifest.json", "draft.json", "samples.txt", "index.npy", "shards"
-STRAYS = ".*.draft"  # what a kill leaves
+THREADS = 4  # that compute checksums
 
 
 class LabelMap(NamedTuple):
@@ -38,8 +34,8 @@ class LabelMap(NamedTuple):
 
 
 class Store:
-    """Labels by key: `store["n01440764/n01440764_10026"]`. Shards are mapped into memory when they are first looked at,
-    by each process for itself."""
+    """Labels by key: `store["n01440764/n01440764_10026"]`. Each file is compared with its checksum when it is first
+    used, and shards are mapped into memory, by each process for itself; a forked one knows what was checked before."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -47,15 +43,11 @@ class Store:
             raise ValueError(f"there is no folder {self.folder}")
         if not (self.folder / MANIFEST).exists():
             raise ValueError(_why_not(self.folder))
-        self.manifest, said = read_manifest(self.folder / MANIFEST)
-        self._files: dict[str, dict[str, Any]] = said.get("files", {})
-        if list(self._files) != _names(self.manifest):
-            raise ValueError(f"{self.folder / MANIFEST} is damaged: it does not list the files of its shards")
+        self.manifest, self._files = read_manifest(self.folder / MANIFEST)
         for name, file in self._files.items():
-            size = _size(self.folder / name)
-            if size != file["bytes"]:
-                found = "is missing" if size is None else f"has {size} bytes, not {file['bytes']}"
-                raise ValueError(f"{self.folder} is truncated: {name} {found}; copy or make the store again")
+            if problem := size_problem(self.folder / name, file):
+                raise ValueError(problem)
+        self._intact: set[str] = set()  # names of files that were checked
         self._maps: dict[int, LabelMap] = {}  # those of the shards that were looked at: (n, k, rows, columns) each
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,9 +79,7 @@ class Store:
     def __getitem__(self, key: str) -> LabelMap:
         place = find(self._index, key)
         if place is None:
-            with open(self.folder / SAMPLES, "rb") as file:
-                example = from_lines(file.readline())[0]
-            raise ValueError(f"{self.folder} has no labels for {key!r}; its keys are like {example!r}")
+            raise ValueError(f"{self.folder} has no labels for {key!r}; its keys are like {self.keys()[0]!r}")
         return self.at(place)
 
     def lacks(self, keys: Sequence[str]) -> list[str]:
@@ -102,118 +92,52 @@ class Store:
             raise ValueError(f"there is no sample {place} in {self.folder}: there are {len(self)}, from 0")
         shard, row = divmod(place, self.manifest.shard)
         if shard not in self._maps:
-            records = np.asarray(_open_shard(self.folder, self.manifest, shard))
+            self._checked(shard_name(shard))
+            records = open_shard(self.folder, self.manifest, shard)
             self._maps[shard] = LabelMap(records["scores"], records["classes"])
         scores, classes = self._maps[shard]
         return LabelMap(scores[row].copy(), classes[row].copy())  # copies are aligned
 
     def keys(self) -> list[str]:
-        return from_lines((self.folder / SAMPLES).read_bytes())
+        path = self._checked(SAMPLES)
+        try:
+            keys = from_lines(path.read_bytes())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is damaged: {error}; {MEND}") from None
+        if len(keys) != len(self):
+            raise ValueError(f"{path} is damaged: it has {len(keys)} keys, not {len(self)}; {MEND}")
+        return keys
 
     @property
     def checksum(self) -> str:
         """The identity of the labels: of their files and of the names of the classes, not of how they came about."""
-        parts = [*self.manifest.classes, *(file["sha256"] for file in self._files.values())]
+        parts = [*self.manifest.classes, *(file.sha256 for file in self._files.values())]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def check(self) -> None:
+        """Compare every file with its checksum, unless that was done before. ValueError if one is damaged."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(self._checked, self._files))
 
     def verify(self, advance: Callable[[float], None] = lambda part: None) -> list[str]:
         """Read everything and list the problems. `advance` receives the fraction done, 0 to 1."""
         problems = []
         for number, (name, file) in enumerate(self._files.items()):
-            try:
-                if _checksum(self.folder / name) != file["sha256"]:
-                    problems.append(f"{name} is damaged: checksum mismatch")
-                elif name.startswith(SHARDS):
-                    shard = _open_shard(self.folder, self.manifest, int(Path(name).stem))
-                    problem = _problem(shard["scores"], shard["classes"], self.manifest)
-                    problems += [f"{name}: {problem}"] if problem else []
-            except (OSError, ValueError) as error:
-                problems.append(f"{name} cannot be read: {error}")
+            problems.append(file_problem(self.folder, self.manifest, name, file))
             advance((number + 1) / len(self._files))
-        return problems
+        return [problem for problem in problems if problem]
+
+    def _checked(self, name: str) -> Path:
+        """A file, after it was compared with its checksum."""
+        if name not in self._intact:
+            if problem := file_problem(self.folder, self.manifest, name, self._files[name]):
+                raise ValueError(problem)
+            self._intact.add(name)
+        return self.folder / name
 
     @cached_property
     def _index(self) -> Array:
-        return np.asarray(np.load(self.folder / INDEX, mmap_mode="r", allow_pickle=False))
-
-
-class Draft:
-    """A store that is being written, shard by shard, by one process or several.
-
-    Several processes may open it at once with the same settings: all with `resume`, or all before any of them writes.
-    Each writes its own shards; when all have, one calls `finish`.
-    """
-
-    def __init__(self, folder: Path | str, manifest: Manifest, keys: Sequence[str], resume: bool = False) -> None:
-        self.folder, self.manifest = Path(folder), manifest
-        self._index, lines = make_index(keys), to_lines(keys)
-        if len(keys) != manifest.samples:
-            raise ValueError(f"{len(keys)} keys for {manifest.samples} samples: there must be one for each")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        others = [path.name for path in self.folder.iterdir() if not path.match(STRAYS)]
-        if not (self.folder / DRAFT).exists():
-            if (self.folder / MANIFEST).exists():
-                raise ValueError(f"{self.folder} is complete already; choose another folder, or remove it")
-            if others:
-                raise ValueError(f"{self.folder} is not empty ({min(others)}); choose a new folder")
-            with _own_draft(self.folder / DRAFT) as path:
-                write_manifest(path, manifest)
-        begun, _ = read_manifest(self.folder / DRAFT)
-        if not (self.folder / SAMPLES).exists():
-            with _own_draft(self.folder / SAMPLES) as path, atomic_write(path) as draft:
-                draft.write_bytes(lines)
-        differs = differences(begun, manifest) or first_difference((self.folder / SAMPLES).read_bytes(), lines)
-        if differs:
-            raise ValueError(f"{self.folder} has other settings: {differs}; use the same, or choose a new folder")
-        (self.folder / SHARDS).mkdir(exist_ok=True)
-        done = manifest.shards - len(self.missing())
-        if done and not resume:
-            raise ValueError(
-                f"{self.folder} is unfinished ({done} of {manifest.shards} shards); "
-                "continue with --resume, or choose a new folder"
-            )
-
-    def missing(self) -> list[int]:
-        """The shards that are still to be written."""
-        every = range(self.manifest.shards)
-        return [shard for shard in every if not (self.folder / _shard_name(shard)).exists()]
-
-    def places(self, shard: int) -> range:
-        """The samples in a shard."""
-        return self.manifest.places(shard)
-
-    def write(self, shard: int, scores: Array, classes: Array) -> None:
-        """All of a shard: scores and classes (n, k, rows, columns) of its samples, in order."""
-        shape = (len(self.places(shard)), self.manifest.k, *self.manifest.grid)
-        if scores.shape != shape or classes.shape != shape:
-            raise ValueError(
-                f"scores and classes of shard {shard} must be {shape}, not {scores.shape}, {classes.shape}"
-            )
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-            scores = scores.astype("<f2")
-        problem = _problem(scores, classes, self.manifest)
-        if problem:
-            raise ValueError(f"shard {shard}: {problem}")
-        records = np.empty(len(scores), self.manifest.record)
-        records["scores"], records["classes"] = scores, classes
-        _save(self.folder / _shard_name(shard), records)
-
-    def finish(self) -> Store:
-        """Turn it into a store. After a kill, resume and finish again."""
-        missing = self.missing()
-        if missing:
-            listed = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
-            raise ValueError(f"{self.folder} lacks {len(missing)} of {self.manifest.shards} shards: {listed}")
-        for shard in range(self.manifest.shards):
-            _open_shard(self.folder, self.manifest, shard)  # checks shape and type
-        _save(self.folder / INDEX, self._index)
-        paths = {name: self.folder / name for name in _names(self.manifest)}
-        files = {name: {"bytes": _size(path), "sha256": _checksum(path)} for name, path in paths.items()}
-        write_manifest(self.folder / MANIFEST, self.manifest, files=files)
-        for stray in [*self.folder.glob(STRAYS), *(self.folder / SHARDS).glob(STRAYS)]:
-            stray.unlink()
-        (self.folder / DRAFT).unlink(missing_ok=True)
-        return Store(self.folder)
+        return open_array(self._checked(INDEX), (2, len(self)), np.dtype("<u8"))
 
 
 def _why_not(folder: Path) -> str:
@@ -221,57 +145,5 @@ def _why_not(folder: Path) -> str:
     if not (folder / DRAFT).exists():
         return f"{folder} is not a store of labels: it has no {MANIFEST}"
     shards = read_manifest(folder / DRAFT)[0].shards
-    done = sum((folder / _shard_name(shard)).exists() for shard in range(shards))
+    done = sum((folder / shard_name(shard)).exists() for shard in range(shards))
     return f"{folder} is unfinished ({done} of {shards} shards); run the same annotate command with --resume"
-
-
-def _shard_name(shard: int) -> str:
-    return f"{SHARDS}/{shard:05d}.npy"
-
-
-def _names(manifest: Manifest) -> list[str]:
-    """The files that a manifest lists."""
-    return [SAMPLES, INDEX, *map(_shard_name, range(manifest.shards))]
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.exists() else None
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _open_shard(folder: Path, manifest: Manifest, shard: int) -> np.memmap[Any, Any]:
-    path = folder / _shard_name(shard)
-    wanted = ((len(manifest.places(shard)),), manifest.record)
-    try:
-        records = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, SyntaxError, TokenError) as error:  # of its header
-        raise ValueError(f"{path} is damaged: {error}; remove it and resume, or recreate the store") from None
-    if (records.shape, records.dtype) != wanted:
-        raise ValueError(f"{path} holds {records.shape} of {records.dtype}, not {wanted[0]} of {wanted[1]}")
-    return records
-
-
-def _problem(scores: Array, classes: Array, manifest: Manifest) -> str:
-    """What is wrong with label maps; '' if nothing is."""
-    if not np.isfinite(scores).all():
-        return "some scores are not finite in float16"
-    if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= len(manifest.classes):
-        return f"classes must be integers from 0 to {len(manifest.classes) - 1}"
-    return ""
-
-
-def _save(path: Path, array: Array) -> None:
-    with atomic_write(path) as draft, open(draft, "wb") as file:
-        np.save(file, array, allow_pickle=False)
-
-
-@contextmanager
-def _own_draft(path: Path) -> Iterator[Path]:
-    """A path of this process alone, which replaces `path`: others write the same content at the same time."""
-    own = path.with_name(f".{path.name}.{uuid4().hex}.draft")
-    yield own
-    os.replace(own, path)

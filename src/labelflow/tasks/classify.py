@@ -159,7 +159,7 @@ class Classification(Evaluation):
     def find_unreadable(self) -> list[Problem]:
         """Files that can't be read, by the main process. Of many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
-        self.file_check = FileCheck([path for source in listed for path, _ in source.samples])
+        self.file_check = FileCheck([path for source in listed for path in source.files()])
         self.file_check.wait(CHECK_SECONDS)
         found = self.file_check.found()
         if len(found) > self.recipe.data.skip_unreadable:

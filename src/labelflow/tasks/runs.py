@@ -17,6 +17,7 @@ from torch import nn
 
 from labelflow.classifier import load
 from labelflow.data import fit_micro_batch
+from labelflow.data.changes import DataFiles
 from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.optim import shorten_warmup
@@ -31,7 +32,9 @@ from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
-RESUME_MAY_CHANGE = {"workers", "skip_unreadable", "save_updates", "keep", "log_updates", "tracker", "eval_batch"}
+RESUME_MAY_CHANGE = {
+    *("workers", "skip_unreadable", "hash_data", "save_updates", "keep", "log_updates", "tracker", "eval_batch"),
+}
 # Settings that may change, too, but affect what is computed from there on, and how.
 RESUME_MAY_ALTER = {
     "micro_batch": "images get different mixing partners",
@@ -75,12 +78,17 @@ def train_run(
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         config = {"task": kind.name, **task.config, "parameters": parameters}
+        files = DataFiles(folder, [task.train_source, task.eval_source], resumed=bool(before))
+        lines = files.compare(recipe.data.hash_data)
+        while line := on_main_process(lambda: next(lines, "")):  # one by one, so that no process waits for long
+            progress.say(line)
         if before:
             _check_config(before, config, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             run.write("recipe.json", {"name": name, "task": kind.name, **asdict(recipe)})
             run.write(CONFIG, config)
+            files.write()
             run.write("environment.json", environment(accelerator, recipe.training.precision))
         accelerator.wait_for_everyone()
         if recipe.training.tracker:

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from torchvision.transforms.functional import to_tensor
 
 from labelflow.chance import generator
+from labelflow.data.changes import DataFiles
 from labelflow.tasks.detect.data import Packed, Sample, open_source
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.views import crop, eval_batches, flip, resize, train_batches, train_view
@@ -285,3 +286,14 @@ def test_batches_start_anywhere_and_every_image_is_evaluated_once() -> None:
     assert sorted(counted) == [0, 1, 2]
     assert all(len(batch.images) == 1 and batch.targets == [] for batch in parts)  # nothing to pin or move
     assert len(parts) == 4
+
+
+@pytest.mark.parametrize("changed", ["annotations/instances_train2017.json", "val2017/4.png"])
+def test_a_file_that_was_replaced_is_noticed(changed: str, folder: Path) -> None:
+    sources = [open_source(DetectData(source=str(folder)), split) for split in ("train", "val")]
+    files = DataFiles(folder, sources, resumed=False)
+    assert list(files.compare(contents=False)) == []
+    files.write()
+    (folder / changed).write_bytes((folder / changed).read_bytes() + b" ")
+    with pytest.raises(ValueError, match=rf"1 file of another size \(.*{changed}\)"):
+        list(DataFiles(folder, sources, resumed=True).compare(contents=False))

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.chance import generator
+from labelflow.data.changes import DataFiles
 from labelflow.data.views import Draw
 from labelflow.tasks.dense.loading import Samples
 from labelflow.tasks.segment.data import Sample, check, open_source
@@ -327,3 +328,14 @@ def test_a_view_is_a_function_of_seed_epoch_and_position() -> None:
     ]
     assert torch.equal(seen[0], seen[4])
     assert not any(torch.equal(seen[0], other) for other in seen[1:4])
+
+
+@pytest.mark.parametrize("changed", ["images/4.png", "masks/4.png"])
+def test_a_file_that_was_replaced_is_noticed(changed: str, folder: Path, tmp_path: Path) -> None:
+    sources = [open_source(SegmentData(source=str(folder)), split) for split in ("train", "val")]
+    files = DataFiles(tmp_path, sources, resumed=False)
+    assert list(files.compare(contents=False)) == []
+    files.write()
+    Image.open(folder / changed).point(lambda value: 255 - value).save(folder / changed, compress_level=0)
+    with pytest.raises(ValueError, match=rf"1 file of another size \(.*{changed}\)"):
+        list(DataFiles(tmp_path, sources, resumed=True).compare(contents=False))

@@ -134,6 +134,9 @@ class Coco:
     def name(self, index: int) -> str:
         return str(self.folder / self.pictures[index].file)
 
+    def files(self) -> list[str]:
+        return [str(self.file), *(self.name(index) for index in range(len(self)))]
+
 
 class WorldObjects:
     """Scenes of the sample world, in COCO's format."""

@@ -45,6 +45,8 @@ class DetectData:
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
     """Skip and report up to this many unreadable images; one more stops the run."""
+    hash_data: bool = False
+    """Record the contents of all files, and compare them on --resume; otherwise only sizes and times."""
 
     def __post_init__(self) -> None:
         if not self.sides or min(self.sides) < 1 or self.longest < 1:

@@ -71,6 +71,9 @@ class Pairs:
     def name(self, index: int) -> str:
         return str(self.pairs[index][0])
 
+    def files(self) -> list[str]:
+        return [str(path) for pair in self.pairs for path in pair]
+
 
 class WorldMasks:
     """Scenes of the sample world: background is class 0, its objects' classes follow."""

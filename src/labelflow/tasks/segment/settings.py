@@ -49,6 +49,8 @@ class SegmentData:
     """Processes that read images; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
     """Skip and report up to this many unreadable samples; one more stops the run."""
+    hash_data: bool = False
+    """Record the contents of all files, and compare them on --resume; otherwise only sizes and times."""
 
     def __post_init__(self) -> None:
         if self.crop < 1 or not 1 <= self.short <= self.long:
