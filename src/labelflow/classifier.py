@@ -179,7 +179,7 @@ def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
         model = load_exactly(build(config), file)
     if image_size:
         check_image_size(model.eval(), image_size, str(folder))
-    is_run = (run / "recipe.json").exists()  # or what was exported of one
+    is_run = run.has("recipe.json")  # or what was exported of one
     return Classifier(
         folder.resolve().name,
         model.eval(),

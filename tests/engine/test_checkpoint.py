@@ -1,5 +1,6 @@
 """A run that was killed and resumed ends as one that was left alone, bit for bit."""
 
+import json
 import os
 import re
 import shutil
@@ -91,6 +92,46 @@ def test_a_damaged_checkpoint_is_made_again_from_the_one_before(
     assert end(folder) == end(trained)
 
 
+def test_damage_that_the_published_weights_share(trained: Path, tmp_path: Path) -> None:
+    """They are links to the checkpoint's files: a disk that damages one damages the other."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    for name in ("last.safetensors", "model.safetensors"):
+        for path in folder.rglob("ema.safetensors"):
+            if path.read_bytes() == (folder / name).read_bytes():
+                (folder / name).unlink()
+                os.link(path, folder / name)
+    flip(folder / "checkpoints" / "00000008" / "ema.safetensors")
+    train_run(SMALL, folder, resume=True)
+    assert end(folder) == end(trained)
+
+
+def test_damaged_best_weights_are_not_listed_anew(trained: Path, tmp_path: Path) -> None:
+    """The best checkpoint is no longer there, or is damaged, too."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    newest = json.loads((folder / "checkpoints" / "00000008" / "state.json").read_text())
+    best = folder / "checkpoints" / f"{newest['best_update']:08d}"
+    assert best.name != "00000008"
+    for path in (folder / "model.safetensors", *best.glob("ema.safetensors")):
+        flip(path)
+    with pytest.raises(ValueError, match=rf"{folder / 'model.safetensors'} is damaged: checksum mismatch"):
+        train_run(SMALL, folder, resume=True)
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed_from(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_run(SMALL.change(target="plain"), tmp_path / "other", resume=False)
+    folder, number = tmp_path / "run", "00000008"
+    shutil.copytree(trained, folder)
+    shutil.rmtree(folder / "checkpoints" / number)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / number, folder / "checkpoints" / number)
+    train_run(SMALL, folder, resume=True)
+    assert f"{number}/state.json is that of another run; going back to" in capsys.readouterr().out
+    assert end(folder) == end(trained)
+
+
 def test_without_an_intact_checkpoint_nothing_is_changed(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
@@ -105,15 +146,23 @@ def test_without_an_intact_checkpoint_nothing_is_changed(trained: Path, tmp_path
     assert load(folder).weights == load(trained).weights  # which can be started from
 
 
-def test_damaged_weights_are_refused_and_written_again_on_resume(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("which", "name"), [("best", "model.safetensors"), ("last", "last.safetensors")])
+def test_damaged_weights_are_refused(trained: Path, tmp_path: Path, which: str, name: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    for damage in (flip, os.remove):
+        damage(folder / name)
+        with pytest.raises(ValueError, match=rf"{folder / name} is (damaged: checksum mismatch|missing; restore it)"):
+            load(folder, which)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_last_weights_are_written_again_on_resume(trained: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)  # without hard links: the checkpoint's own weights stay intact
-    for which, name in (("best", "model.safetensors"), ("last", "last.safetensors")):
-        flip(folder / name)
-        with pytest.raises(ValueError, match=rf"{folder / name} is damaged: checksum mismatch"):
-            load(folder, which)
+    DAMAGES[damage](folder / "last.safetensors")
     train_run(SMALL, folder, resume=True)
-    assert (folder / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+    assert end(folder) == end(trained)
     load(folder, "last")
 
 

@@ -73,7 +73,7 @@ def predict(options: Annotated[Predict, OmitArgPrefixes, arg(name="")]) -> None:
         options: The model, the images and what is made of them.
     """
     run = Run(options.model)
-    if (run / "recipe.json").exists() and not isinstance(read_any_recipe(run), Recipe):
+    if run.has("recipe.json") and not isinstance(read_any_recipe(run), Recipe):
         _predict_dense(options, options.out or run / "predictions")
     else:
         _classify(options)

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from labelflow.engine.ema import Ema
 from labelflow.engine.lock import on_main_process
 from labelflow.engine.run import BEST, LAST, Run
-from labelflow.files import atomic_folder, atomic_write, folder_problem
+from labelflow.files import atomic_folder, atomic_write, check_file, folder_problem
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student
@@ -38,6 +39,7 @@ class State:
     best: float | None = None  # the headline metric of the best checkpoint, and its update
     best_update: int = -1
     scaler: dict[str, Any] | None = None  # of float16's gradient scaler
+    identity: str = ""  # of the run
 
 
 class Checkpoints:
@@ -50,9 +52,12 @@ class Checkpoints:
         accelerator: Accelerator,
         keep: int,
         tell: Callable[[str], None] = print,
+        identity: str = "",
     ) -> None:
+        """identity: of the run; checkpoints that have another one are not resumed from."""
         self.run, self.student, self.optimizer, self.ema = run, student, optimizer, ema
-        self.accelerator, self.keep, self.tell = accelerator, keep, tell
+        self.accelerator, self.keep, self.tell, self.identity = accelerator, keep, tell, identity
+        self.went_back = False  # since the newest checkpoint was damaged
 
     def save(self, state: State) -> None:
         """Collective: all processes call it, the main one writes."""
@@ -88,8 +93,8 @@ class Checkpoints:
         self._check_agreement(int(folders[-1].name) if folders else 0)
         folder = on_main_process(self._newest_intact)
         if folder is None:
-            return State()
-        state = State(**json.loads((folder / "state.json").read_bytes()))
+            return State(identity=self.identity)
+        state = _state(folder)
         weights: dict[str, Any] = {
             PREFIX + name: value for name, value in load_file(folder / "model.safetensors").items()
         }
@@ -110,12 +115,19 @@ class Checkpoints:
             self.ema.load(load_file(folder / "ema.safetensors"))
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        if self.accelerator.is_main_process:
-            self._publish(LAST, state.update)  # in case a kill came before it was published, or it was damaged since
-            self._publish(BEST, state.best_update)
-            self.run.rewind(state.update)
-        self.accelerator.wait_for_everyone()
+        on_main_process(partial(self._go_back_to, state))
         return state
+
+    def _go_back_to(self, state: State) -> None:
+        """The rest of the folder as it was then. Weights may not have been published before a kill, or be damaged: the
+        best are refused then, if their checkpoint is not there, and was not just removed to be made again."""
+        self._publish(LAST, state.update)
+        best = self._folder(state.best_update)
+        if best.exists() and not folder_problem(best):
+            self._publish(BEST, state.best_update)
+        elif not self.went_back and self.run.has(BEST):
+            check_file(self.run / BEST)
+        self.run.rewind(state.update)
 
     def _newest_intact(self) -> Path | None:
         """Removes what a kill left, and damaged checkpoints newer than that one, which will be made again."""
@@ -123,12 +135,13 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
         problems: dict[Path, str] = {}
         for folder in reversed(self.run.checkpoints()):
-            if problem := folder_problem(folder):
+            if problem := folder_problem(folder) or self._strange(folder):
                 problems[folder] = problem
                 continue
             for damaged, problem in problems.items():
                 self.tell(f"{problem}; going back to {folder}")
                 shutil.rmtree(damaged)
+                self.went_back = True
             self._prune()
             return folder
         if problems:
@@ -138,6 +151,11 @@ class Checkpoints:
             )
         self.run.rewind(0)
         return None
+
+    def _strange(self, folder: Path) -> str:
+        """That it is another run's checkpoint, if it is."""
+        own = _state(folder).identity == self.identity
+        return "" if own else f"{folder / 'state.json'} is that of another run"
 
     def _prune(self) -> None:
         for old in self.run.checkpoints()[: -self.keep]:
@@ -161,6 +179,10 @@ class Checkpoints:
 
     def _folder(self, update: int) -> Path:
         return self.run / "checkpoints" / f"{update:08d}"
+
+
+def _state(folder: Path) -> State:
+    return State(**json.loads((folder / "state.json").read_bytes()))
 
 
 def _split(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

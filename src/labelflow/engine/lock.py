@@ -100,8 +100,9 @@ def _sign(descriptor: int) -> None:
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": " ".join(sys.argv),
     }
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps(who).encode())
+    with suppress(OSError):  # a full disk: it is held all the same
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(who).encode())
 
 
 def _holder(folder: Path) -> str:

@@ -31,8 +31,13 @@ class Interrupted(KeyboardInterrupt):
     """The run received a signal to stop, and saved a checkpoint."""
 
 
-def train(task: Task, training: Training, run: Run, accelerator: Accelerator, progress: Progress) -> dict[str, float]:
-    """Train from the newest checkpoint of the run to the end; returns the metrics of the last evaluation."""
+def train(
+    task: Task, training: Training, run: Run, accelerator: Accelerator, progress: Progress, identity: str = ""
+) -> dict[str, float]:
+    """Train from the newest checkpoint of the run to the end; returns the metrics of the last evaluation.
+
+    identity: of the run, which its checkpoints carry.
+    """
     per_epoch = task.samples // training.batch
     updates = training.updates or (training.epochs + training.cooldown_epochs) * per_epoch
     accumulated = training.batch // training.micro_batch // accelerator.num_processes
@@ -47,7 +52,9 @@ def train(task: Task, training: Training, run: Run, accelerator: Accelerator, pr
     student, optimizer = accelerator.prepare(task.student, optimizer)
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
     ema = Ema(model, training.ema) if training.ema else None
-    checkpoints = Checkpoints(run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say)
+    checkpoints = Checkpoints(
+        run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say, identity
+    )
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)
     metrics = _last_evaluation(run)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from labelflow.files import atomic_write, check_file, list_file, named_errors, read_checksums
+from labelflow.files import CHECKSUMS, atomic_write, check_file, list_file, named_errors, read_checksums
 
 CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
 LAST = "last.safetensors"
@@ -45,16 +45,20 @@ class Run:
         """What the model can be made of again, the names of its classes, and what must be the same on resume."""
         return self.read(CONFIG)
 
+    def has(self, name: str) -> bool:
+        """Whether a file is there; ValueError if it was, and has been lost."""
+        exists = (self / name).exists()
+        if not exists and name in read_checksums(self.folder):
+            raise ValueError(f"{self / name} is missing; restore it or, if you removed it, its entry in {CHECKSUMS}")
+        return exists
+
     def weights(self, which: str = "best") -> Path:
         """best (last, before the first evaluation, as in timm), last, or a file."""
         if which not in ("best", "last"):
             return Path(which)
-        listed = read_checksums(self.folder)
         for name in (BEST, LAST) if which == "best" else (LAST,):
-            if (self / name).exists():
+            if self.has(name):
                 return self / name
-            if name in listed:
-                raise ValueError(f"{self / name} is missing; restore it, or use other weights (--weights)")
         raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
 
     def checkpoints(self) -> list[Path]:
@@ -74,7 +78,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """All records. A last line that a kill cut short is dropped; any other damage is an error."""
         path = self / METRICS
-        if not path.exists() and METRICS not in read_checksums(self.folder):
+        if not self.has(METRICS):
             return []
         check_file(path, grows=True)
         records: list[dict[str, Any]] = []

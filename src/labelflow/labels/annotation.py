@@ -110,8 +110,8 @@ def annotate(
         own = missing[accelerator.process_index :: accelerator.num_processes]
         _write(draft, own, source, annotator, annotation, columns, accelerator, loading, progress)
         store = on_main_process(draft.finish)  # the others have written: _write ends with a gather
-        if draft.told():
-            progress.say(draft.told())
+        if draft.repairs():
+            progress.say(draft.repairs())
         return store
 
 

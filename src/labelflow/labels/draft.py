@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ class Draft:
         self.folder, self.manifest = Path(folder), manifest
         self.damaged: list[str] = []  # files that were, and have been removed
         self._index, self._lines = make_index(keys), to_lines(keys)
+        self._identity = hashlib.sha256(json.dumps(asdict(manifest)).encode() + self._lines).hexdigest()
         if len(keys) != manifest.samples:
             raise ValueError(f"{len(keys)} keys for {manifest.samples} samples: there must be one for each")
         self._sealed: dict[str, Checksum] = {}  # the files of a store that was complete
@@ -49,7 +51,9 @@ class Draft:
             begun, self._sealed = read_manifest(self.folder / MANIFEST)
         else:
             begun = self._begin()
-        differs = differences(begun, manifest) or self._other_keys()
+        differs = differences(begun, manifest)
+        if not differs and (keys_differ := self._other_keys()):
+            differs = f"{keys_differ} in {self.folder / SAMPLES}"
         if differs:
             but = "is complete, but with" if self._sealed else "has"
             raise ValueError(f"{self.folder} {but} other settings: {differs}; use the same, or choose a new folder")
@@ -70,6 +74,11 @@ class Draft:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / DRAFT).exists():
             others = [path.name for path in self.folder.iterdir() if not path.match(STRAYS) and path.name != LOCK]
+            if SHARDS in others:
+                raise ValueError(
+                    f"{self.folder} has lost {self.folder / MANIFEST} (or {DRAFT}, if it was unfinished); restore it, "
+                    "or make the store in a new folder"
+                )
             if others:
                 raise ValueError(f"{self.folder} is not empty ({min(others)}); choose a new folder")
             write_manifest(self.folder / DRAFT, self.manifest)
@@ -124,7 +133,7 @@ class Draft:
         path = self.folder / shard_name(shard)
         save_array(path, records)
         with atomic_write(self._checksum_file(shard_name(shard))) as draft:
-            draft.write_text(json.dumps(checksum(path)))
+            draft.write_text(json.dumps([self._identity, checksum(path)]))
 
     def finish(self) -> Store:
         """Turn it into a store. After a kill, resume and finish again."""
@@ -141,7 +150,7 @@ class Draft:
         (self.folder / DRAFT).unlink(missing_ok=True)
         return Store(self.folder)
 
-    def told(self) -> str:
+    def repairs(self) -> str:
         """What became of damaged files, when it is finished; '' if there were none."""
         if not self.damaged:
             return ""
@@ -162,9 +171,10 @@ class Draft:
         return wanted
 
     def _read_checksum(self, name: str) -> Checksum | None:
-        """Of a shard, as it was written; None if that is not known."""
+        """Of a shard, as it was written; None if that is not known, or if it is another store's."""
         try:
-            return Checksum(*json.loads(self._checksum_file(name).read_bytes()))
+            identity, wanted = json.loads(self._checksum_file(name).read_bytes())
+            return Checksum(*wanted) if identity == self._identity else None
         except (OSError, ValueError, TypeError):
             return None
 

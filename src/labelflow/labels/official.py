@@ -59,7 +59,7 @@ def import_tree(
             draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
             advance((number + 1) / len(missing))
         store = draft.finish()
-    for line in filter(None, (warning, draft.told())):
+    for line in filter(None, (warning, draft.repairs())):
         say(line)
     return store
 

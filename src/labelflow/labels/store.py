@@ -69,6 +69,7 @@ class Store:
         facts, classes = self.facts(), self.manifest.classes
         facts["classes"] = f"{len(classes)}: {', '.join(classes[:3])}{' …' if len(classes) > 3 else ''}"
         facts["grid"] = "×".join(map(str, self.manifest.grid))
+        self.at(0)  # a manifest of another store would not fit
         facts["keys"] = f"like {self.keys()[0]}"
         return {name.replace("_", " "): str(value) for name, value in facts.items()}
 

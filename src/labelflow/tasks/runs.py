@@ -1,5 +1,7 @@
 """Runs on disk: start or resume one, and load a finished one."""
 
+import hashlib
+import json
 import platform
 import sys
 from collections.abc import Collection, Iterator
@@ -41,6 +43,9 @@ RESUME_MAY_ALTER = {
     "precision": "numbers are rounded differently",
     "compile": "numbers are rounded differently",
 }
+
+# Paths: what counts is what lies there.
+PLACES = {"source", "root", "labels", "init"}
 
 
 @flags_restored()
@@ -100,7 +105,7 @@ def train_run(
             f"{processes} {'process' if processes == 1 else 'processes'} on {accelerator.device.type}"
         )
         try:
-            metrics = train(task, recipe.training, run, accelerator, progress)
+            metrics = train(task, recipe.training, run, accelerator, progress, _identity(recipe, config))
         except Interrupted:  # in all processes; after a failure of a single one there would be no one to wait for
             accelerator.end_training()
             raise
@@ -213,6 +218,15 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
             if length
             else "no warm-up in so short a run"
         )
+
+
+def _identity(recipe: AnyRecipe, config: dict[str, Any]) -> str:
+    """A digest of what is the same whenever a run goes on, wherever its data lies: another run's is another one."""
+    may_differ = {*RESUME_MAY_CHANGE, *RESUME_MAY_ALTER, *PLACES}
+    changed = differences(recipe, type(recipe)())  # so that settings which are added later make no difference
+    settings = {name: value for name, value, _ in changed if name not in may_differ}
+    data = [config["label_names"], config["samples"], config.get("dense_labels", "")]
+    return hashlib.sha256(json.dumps([settings, data], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
