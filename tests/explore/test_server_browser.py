@@ -16,7 +16,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
-from labelflow.commands.explore import address, examples, listen, offered
+from labelflow.commands.explore import addresses, examples, listen, offered
 from labelflow.explore import Shelf, make_app
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)=random"
@@ -38,7 +38,7 @@ def server() -> Iterator[tuple[Any, str]]:
     app = make_app([*offered([TINY]), replace(cait, weights="mine")], Shelf(examples()))
     settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1)
     serving = uvicorn.Server(settings)
-    url = address(listening)
+    (url,) = addresses(listening)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
     thread.start()
     yield serving, url

@@ -1,0 +1,73 @@
+"""Connections that keep the server waiting: for how long they may, and how many at a time.
+
+uvicorn limits connections of all kinds together, so that silent ones would keep out those who speak.
+"""
+
+import asyncio
+from itertools import count
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10  # in which the head of a request has to have arrived, after connecting or after the last answer
+MOST = {
+    "silent": 64,  # the head of the next request has not arrived
+    "slow": 32,  # a request is half sent, or answers are not read
+    "served": 32,  # a request is being answered; more than that are told that the server is busy
+}
+CONNECTIONS = sum(MOST.values())
+
+
+class Connection(H11Protocol):
+    """uvicorn's; but where too many are silent or slow, the one that has been so for longest makes room."""
+
+    turns = count()
+    state, turn = "", 0
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_clock()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look()
+
+    def _look(self) -> None:
+        """What is waited for now; where that is new, the clock starts, and there may be too many."""
+        state = self._state()
+        if state == self.state or self not in self.connections:
+            return
+        self.state, self.turn = state, next(self.turns)
+        self._stop_clock()
+        if state == "silent":  # bodies have their time in server.py
+            self.deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        alike = [one for one in self.connections if isinstance(one, Connection) and one.state == state]
+        if state != "served" and len(alike) > MOST[state]:
+            oldest = min(alike, key=lambda one: one.turn)
+            self.connections.discard(oldest)  # at once, so that no other one makes room by it
+            oldest.transport.abort()  # close() would wait for those who do not read
+
+    def _state(self) -> str:
+        if self.cycle is None or self.cycle.response_complete:
+            return "silent"
+        return "slow" if self.cycle.more_body or self.flow.write_paused else "served"
+
+    def _stop_clock(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
