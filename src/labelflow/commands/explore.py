@@ -45,7 +45,7 @@ def explore(
         import uvicorn
 
         from labelflow.explore import Shelf, make_app
-        from labelflow.explore.connections import CONNECTIONS, Connection
+        from labelflow.explore.connections import Connection
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("anyio", "starlette", "uvicorn"):
             raise
@@ -69,7 +69,6 @@ def explore(
             lifespan="off",
             ws="none",
             http=Connection,
-            limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         try:

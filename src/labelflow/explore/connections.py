@@ -9,12 +9,12 @@ from itertools import count
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10  # in which the head of a request has to have arrived, after connecting or after the last answer
+LEAST_SECONDS = 0.1  # that everyone has, however many there are
 MOST = {
     "silent": 64,  # the head of the next request has not arrived
     "slow": 32,  # a request is half sent, or answers are not read
-    "served": 32,  # a request is being answered; more than that are told that the server is busy
+    "served": 128,  # a request is being answered
 }
-CONNECTIONS = sum(MOST.values())
 
 
 class Connection(H11Protocol):
@@ -33,6 +33,8 @@ class Connection(H11Protocol):
         self._stop_clock()
 
     def handle_events(self) -> None:
+        busy = len(self._all("served")) >= MOST["served"]
+        self.limit_concurrency = 0 if busy else None  # with 0, uvicorn refuses what comes
         super().handle_events()
         self._look()
 
@@ -49,7 +51,7 @@ class Connection(H11Protocol):
         self._look()
 
     def _look(self) -> None:
-        """What is waited for now; where that is new, the clock starts, and there may be too many."""
+        """What is waited for now; where that is new, the clock starts."""
         state = self._state()
         if state == self.state or self not in self.connections:
             return
@@ -57,16 +59,24 @@ class Connection(H11Protocol):
         self._stop_clock()
         if state == "silent":  # bodies have their time in server.py
             self.deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-        alike = [one for one in self.connections if isinstance(one, Connection) and one.state == state]
-        if state != "served" and len(alike) > MOST[state]:
-            oldest = min(alike, key=lambda one: one.turn)
-            self.connections.discard(oldest)  # at once, so that no other one makes room by it
-            oldest.transport.abort()  # close() would wait for those who do not read
+        if state != "served":
+            self.loop.call_later(LEAST_SECONDS, self._make_room, state, self.turn)
 
     def _state(self) -> str:
         if self.cycle is None or self.cycle.response_complete:
             return "silent"
         return "slow" if self.cycle.more_body or self.flow.write_paused else "served"
+
+    def _make_room(self, state: str, turn: int) -> None:
+        """Close the first of those in this state up to this turn, if there are too many."""
+        waiting = [one for one in self._all(state) if one.turn <= turn]
+        if len(waiting) > MOST[state]:
+            first = min(waiting, key=lambda one: one.turn)
+            self.connections.discard(first)  # at once, so that it makes room for one only
+            first.transport.abort()  # close() would wait for those who do not read
+
+    def _all(self, state: str) -> "list[Connection]":
+        return [one for one in self.connections if isinstance(one, Connection) and one.state == state]
 
     def _stop_clock(self) -> None:
         if self.deadline is not None:
