@@ -183,13 +183,17 @@ def test_of_those_with_half_a_request_too(monkeypatch: pytest.MonkeyPatch) -> No
         assert [one.recv(len(OK)) for one in others] == [OK] * 2
 
 
+def knock(one: socket.socket) -> None:
+    for _ in range(200):
+        one.sendall(b"x")
+        time.sleep(0.02)
+
+
 def test_of_those_who_do_not_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(monkeypatch, slow=2) as place, contextlib.ExitStack() as room:
         first, *others = connect(place, 3, 2 * GET, room)  # the second answer waits until the first is read
         with pytest.raises(ConnectionError):
-            for _ in range(200):
-                first.sendall(b"x")
-                time.sleep(0.02)
+            knock(first)
         for one in others:
             one.settimeout(0.2)
             assert not ended(one)
