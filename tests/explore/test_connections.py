@@ -10,17 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="labelflow[explore] is not installed")
 import uvicorn
 from starlette.responses import Response
+from uvicorn.server import ServerState
 
 from labelflow.commands.explore import listen
 from labelflow.explore import connections
-from labelflow.explore.connections import MOST, Connection
+from labelflow.explore.connections import LEAST_SECONDS, MOST, Connection
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)=random"
 HEAD = b" HTTP/1.1\r\nHost: localhost\r\n"
@@ -214,3 +218,60 @@ def test_those_who_are_served_are_not_closed_and_others_are_told_that_it_is_busy
             if third.recv(len(OK)) == OK:
                 return
         raise AssertionError("it is busy for ever")
+
+
+class Clock:
+    """A loop that only does what is due."""
+
+    def __init__(self) -> None:
+        self.now, self.due = 0.0, list[Any]()
+
+    def call_later(self, seconds: float, call: Any, *arguments: Any) -> Any:
+        due = SimpleNamespace(when=self.now + seconds, call=partial(call, *arguments))
+        due.cancel = lambda: self.due.remove(due)
+        self.due.append(due)
+        return due
+
+    def create_task(self, work: Any) -> Any:
+        work.close()
+        return Mock()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for due in [one for one in self.due if one.when <= self.now]:
+            self.due.remove(due)
+            due.call()
+
+
+def test_everyone_has_a_moment_however_many_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST", {**MOST, "silent": 2})
+    settings, state, clock = uvicorn.Config(Mock(), log_config=None), ServerState(), Clock()
+
+    def come() -> Connection:
+        one = Connection(settings, state, {}, clock)  # type: ignore[arg-type]
+        one.connection_made(Mock(get_extra_info=Mock(return_value=None)))
+        return one
+
+    def closed(some: list[Connection]) -> list[bool]:
+        return [one.transport.abort.called for one in some]  # type: ignore[attr-defined]
+
+    early = [come() for _ in range(5)]
+    clock.sleep(0.6 * LEAST_SECONDS)
+    early[0].data_received(GET)
+    late = [come() for _ in range(5)]
+    assert not any(closed(early + late))
+    clock.sleep(0.6 * LEAST_SECONDS)
+    assert closed(early + late) == [False, True, True, False, False, *[False] * 5]
+    clock.sleep(0.6 * LEAST_SECONDS)
+    assert closed(early + late) == [False, True, True, True, True, True, True, True, False, False]
+    for one in early + late:
+        one.connection_lost(None)
+    assert not clock.due  # nothing is left of them
+
+
+def test_what_is_said_in_time_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, seconds=0.2) as place, contextlib.ExitStack() as room:
+        (one,) = connect(place, 1, POST, room)
+        time.sleep(0.5)
+        dribble(one, b"2")
+        assert one.recv(len(OK)) == OK

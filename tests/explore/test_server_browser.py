@@ -41,9 +41,11 @@ def serving(app: Any) -> Iterator[tuple[Any, str]]:
     (url,) = addresses(listening)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
-    yield server, url
-    server.should_exit = True
-    thread.join()
+    try:
+        yield server, url
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")

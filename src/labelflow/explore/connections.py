@@ -42,18 +42,10 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._look()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._look()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._look()
-
     def _look(self) -> None:
         """What is waited for now; where that is new, the clock starts."""
         state = self._state()
-        if state == self.state or self not in self.connections:
+        if state == self.state:
             return
         self.state, self.turn = state, next(self.turns)
         self._stop_clock()
