@@ -228,7 +228,7 @@ class Clock:
 
     def call_later(self, seconds: float, call: Any, *arguments: Any) -> Any:
         due = SimpleNamespace(when=self.now + seconds, call=partial(call, *arguments))
-        due.cancel = lambda: self.due.remove(due)
+        due.cancel = lambda: setattr(self, "due", [one for one in self.due if one is not due])
         self.due.append(due)
         return due
 
