@@ -2,12 +2,14 @@
 
 import builtins
 import os
+import secrets
 import signal
 import socket
 import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
 import labelflow.classifier
 from labelflow.classifier import load
 from labelflow.commands import explore as explore_command
-from labelflow.commands.explore import address, examples, explore, listen, offered
+from labelflow.commands.explore import addresses, examples, explore, listen, offered
 from labelflow.explore import try_out
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)=random"
@@ -108,20 +110,23 @@ def test_without_starlette_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         explore((TINY,))
 
 
-@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_it_serves_until_it_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], host: str, warned: bool
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], host: str
 ) -> None:
     listening = listen(host, 0)
-    url = address(listening)
-    assert url.startswith("http://127.0.0.1:")
     monkeypatch.setattr(explore_command, "listen", lambda *unused: listening)
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda: "t0ken")
+    url, *more = addresses(listening, "t0ken" if host == "0.0.0.0" else "")
+    assert url.startswith("http://127.0.0.1:")
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     pages = []
 
     def visit() -> None:
         try:
-            with urllib.request.urlopen(url, timeout=60) as response:
-                pages.append(response.read().decode())
+            for address in (url, url.partition("?")[0]):
+                with browser.open(address, timeout=60) as response:
+                    pages.append(response.read().decode())
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -131,7 +136,25 @@ def test_it_serves_until_it_is_interrupted(
     explore((TINY,), host=host)  # and comes back
     signal.signal(signal.SIGINT, before)
     visitor.join()
-    assert "Where do the labels go?" in pages[0]
+    assert "Where do the labels go?" in pages[1]
     told = capfd.readouterr()
-    assert told.out == f"Open {url} in a browser. Press Ctrl-C to stop.\n\n"
-    assert told.err == ("labelflow: anyone who can reach 0.0.0.0 can use this page and its models\n" if warned else "")
+    assert told.out == f"Open {' or '.join([url, *more])} in a browser. Press Ctrl-C to stop.\n\n"
+    warning = "labelflow: other machines can reach this page; whoever has the token can use it\n"
+    assert told.err == (warning if more else "")
+
+
+@pytest.mark.parametrize(
+    ("host", "opened"),
+    [
+        ("127.0.0.1", ["http://127.0.0.1:7/?token=a"]),
+        ("::1", ["http://[::1]:7/?token=a"]),
+        ("192.0.2.7", ["http://192.0.2.7:7/?token=a"]),
+        ("0.0.0.0", ["http://127.0.0.1:7/?token=a", "http://lab:7/?token=a"]),
+        ("::", ["http://[::1]:7/?token=a", "http://lab:7/?token=a"]),
+    ],
+)
+def test_what_is_to_be_opened_has_a_host(monkeypatch: pytest.MonkeyPatch, host: str, opened: list[str]) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "lab")
+    listening: Any = SimpleNamespace(getsockname=lambda: (host, 7))
+    assert addresses(listening, "a") == opened
+    assert addresses(listening) == [address.removesuffix("/?token=a") for address in opened]

@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 import uvicorn
 from playwright.sync_api import expect, sync_playwright
 
-from labelflow.commands.explore import address, examples, listen, offered
+from labelflow.commands.explore import addresses, examples, listen, offered
 from labelflow.explore import Shelf, make_app
+from labelflow.explore.connections import Connection
 
 TINY = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=5)=random"
 CAIT = "cait_xxs24_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5)=random"
@@ -29,21 +31,30 @@ OPTIONS = (
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 
 
+@contextmanager
+def serving(app: Any) -> Iterator[tuple[Any, str]]:
+    listening = listen("127.0.0.1", 0)
+    settings = uvicorn.Config(
+        app, log_config=None, lifespan="off", ws="none", http=Connection, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(settings)
+    (url,) = addresses(listening)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield server, url
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Any, str]]:
-    listening = listen("127.0.0.1", 0)
     (cait,) = offered([CAIT])
     for block in cait.model.blocks_token_only:  # type: ignore[union-attr]
         block.attn.q.weight.data *= 1000  # so that it looks at some tokens more than at others
-    app = make_app([*offered([TINY]), replace(cait, weights="mine")], Shelf(examples()))
-    settings = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1)
-    serving = uvicorn.Server(settings)
-    url = address(listening)
-    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield serving, url
-    serving.should_exit = True
-    thread.join()
+    with serving(make_app([*offered([TINY]), replace(cait, weights="mine")], Shelf(examples()))) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +324,25 @@ def test_it_says_when_the_server_is_gone(opened: Any) -> None:
     page.context.set_offline(False)
     answered(page, lambda: page.get_by_role("button", name="Try again").click())
     assert page.is_hidden("#problem")
+
+
+def test_the_token_opens_the_page_once_and_for_all(server: tuple[Any, str], browser: Any) -> None:
+    """Also by a link on another site, after which browsers do not send strict cookies along with redirects."""
+    app = make_app(offered([TINY]), Shelf(examples()), token="a-secret_1")
+    with serving(app) as (_, url), browser.new_context() as context:
+        page = context.new_page()
+        assert page.goto(url).status == 403
+        assert page.inner_text("p") == (
+            "This page asks for a token; open the whole address that labelflow explore printed."
+        )
+        page.goto(server[1].replace("127.0.0.1", "localhost"))  # another site
+        page.evaluate("link => { location.href = link }", f"{url}/?token=a-secret_1")
+        page.wait_for_selector("#targets tr")
+        assert page.url == f"{url}/"
+        assert page.evaluate("document.cookie") == ""
+        assert answered(page, lambda: page.locator("#box").press("ArrowUp"))["own"] == "example-0"
+        assert page.reload().status == 200
+
+        context.clear_cookies()  # as when the server was started again, with another token
+        page.locator("#box").press("ArrowUp")
+        expect(page.locator("#problem")).to_contain_text("This page asks for a token; open the whole address")

@@ -1,6 +1,8 @@
 """`labelflow explore`: a web page to play with."""
 
 import errno
+import ipaddress
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,6 @@ QUICKSTART = "runs/quickstart"
 SMALL = "vit_tiny_patch16_224(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=3, num_classes=10)"
 SCENES = (5, 14, 0, 3, 8, 17, 11, 22)  # of the sample world, of eight classes
 SCENE_SIDE = 256
-LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def explore(
@@ -37,12 +38,14 @@ def explore(
         weights: For timm models: pretrained (the default), packaged, random, or a file; for runs: best (the default),
             last, or a file. For a single model: deit_tiny_patch16_224=random.
         port: The port; 0: any free port.
-        host: The address to listen on. With another than 127.0.0.1, other machines can reach the page.
+        host: The address to listen on. With another than 127.0.0.1, other machines can reach the page,
+            and it asks for the token in the address that is printed.
     """
     try:
         import uvicorn
 
         from labelflow.explore import Shelf, make_app
+        from labelflow.explore.connections import Connection
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("anyio", "starlette", "uvicorn"):
             raise
@@ -50,10 +53,13 @@ def explore(
 
     listening = listen(host, port)
     with listening:
-        app = make_app(offered(models, weights), Shelf(examples(images)), hosts={host, socket.gethostname()})
-        if host not in LOCAL:
-            print(f"labelflow: anyone who can reach {host} can use this page and its models", file=sys.stderr)
-        print(f"Open {address(listening)} in a browser. Press Ctrl-C to stop.", flush=True)
+        local = ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+        token = "" if local else secrets.token_urlsafe()
+        names = {host, socket.gethostname()}
+        app = make_app(offered(models, weights), Shelf(examples(images)), names, token)
+        if token:
+            print("labelflow: other machines can reach this page; whoever has the token can use it", file=sys.stderr)
+        print(f"Open {' or '.join(addresses(listening, token))} in a browser. Press Ctrl-C to stop.", flush=True)
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -62,7 +68,7 @@ def explore(
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            limit_concurrency=64,
+            http=Connection,
             timeout_graceful_shutdown=1,
         )
         try:
@@ -115,8 +121,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on {host}, port {port}: {error}") from None
 
 
-def address(listening: socket.socket) -> str:
-    """What to open in a browser on this machine."""
+def addresses(listening: socket.socket, token: str = "") -> list[str]:
+    """What to open in a browser; of a server that listens everywhere, on this machine and on others."""
     host, port = listening.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    hosts = {"0.0.0.0": ["127.0.0.1", socket.gethostname()], "::": ["::1", socket.gethostname()]}.get(host, [host])
+    query = f"/?token={token}" if token else ""
+    return [f"http://{f'[{one}]' if ':' in one else one}:{port}{query}" for one in hosts]

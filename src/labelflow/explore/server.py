@@ -42,8 +42,11 @@ FILES = {
 UNTRAINED = "Random weights: this model is not trained."
 
 
-def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] = ()) -> ASGIApp:
-    """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits."""
+def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] = (), token: str = "") -> ASGIApp:
+    """The page's server. hosts: names under which it may be called, besides localhost and addresses in digits.
+
+    token: what visitors have to know; empty: nothing.
+    """
     one_answer = anyio.CapacityLimiter(1)  # followers keep state
     few_uploads, one_decoding = anyio.CapacityLimiter(PARALLEL_UPLOADS), anyio.CapacityLimiter(1)  # images are large
 
@@ -88,7 +91,7 @@ def make_app(models: Sequence[Classifier], shelf: Shelf, hosts: Collection[str] 
         Route("/answer", ask, methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _refused, ClientDisconnect: _refused, Exception: _failed}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), hosts, token)
 
 
 async def _file(name: str, kind: str, request: Request) -> Response:
