@@ -19,7 +19,7 @@ floors: .venv/installed  ## the lowest versions of all that labelflow depends on
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-floors
 	@sed -n 's/^    "\(.*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > .venv-floors/floors.txt
 	@$(BIN)/uv pip install --quiet --python .venv-floors --constraints .venv-floors/floors.txt \
-		--editable '.[all]' pytest hypothesis httpx httpx2 pycocotools tensorboard
+		--editable '.[all]' pytest hypothesis httpx httpx2 lightning pycocotools tensorboard
 	@$(BIN)/uv pip list --python .venv-floors
 	@OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -W ignore::DeprecationWarning $(FLOORS)
 
