@@ -13,13 +13,13 @@ test: lint  ## everything that CI checks
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
-FLOORS := tests/test_api.py tests/test_cli.py tests/test_examples.py tests/test_figures.py tests/adapters tests/data \
-	tests/engine tests/explore tests/formats tests/labels tests/robustness/test_corruptions.py tests/tasks/detect
+FLOORS := tests/adapters tests/data tests/engine tests/explore tests/formats tests/labels tests/tasks/detect \
+	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_examples.py tests/test_figures.py
 floors: .venv/installed  ## the lowest versions of all that labelflow depends on, in .venv-floors, and tests of each
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-floors
 	@sed -n 's/^    "\(.*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > .venv-floors/floors.txt
 	@$(BIN)/uv pip install --quiet --python .venv-floors --constraints .venv-floors/floors.txt \
-		--editable '.[all]' pytest hypothesis httpx httpx2 lightning pycocotools tensorboard
+		--editable '.[all]' pytest hypothesis httpx httpx2 ipykernel lightning pycocotools tensorboard
 	@$(BIN)/uv pip list --python .venv-floors
 	@OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -W ignore::DeprecationWarning $(FLOORS)
 
