@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
-.PHONY: quickstart test lint docs bench clean
+.PHONY: quickstart test floors lint docs bench clean
 
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
@@ -11,6 +11,17 @@ quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the 
 
 test: lint  ## everything that CI checks
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
+FLOORS := tests/adapters tests/data tests/engine tests/explore tests/formats tests/labels tests/tasks/detect \
+	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_examples.py tests/test_figures.py
+floors: .venv/installed  ## the lowest versions of all that labelflow depends on, in .venv-floors, and tests of each
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-floors
+	@sed -n 's/^    "\(.*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > .venv-floors/floors.txt
+	@$(BIN)/uv pip install --quiet --python .venv-floors --constraints .venv-floors/floors.txt \
+		--editable '.[all]' pytest hypothesis httpx httpx2 ipykernel lightning pycocotools tensorboard
+	@$(BIN)/uv pip list --python .venv-floors
+	@OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -W ignore::DeprecationWarning $(FLOORS)
 
 lint: .venv/installed
 	@$(BIN)/ruff check .
@@ -33,4 +44,4 @@ bench: .venv/installed  ## what alignment costs in a training step
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-floors .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,7 +23,7 @@ from labelflow.data import World
 try:
     from transformers import Trainer, TrainingArguments
 except ImportError:
-    raise ImportError("Hugging Face's Trainer is missing: pip install 'transformers>=5'") from None
+    raise ImportError("Hugging Face's Trainer is missing: pip install 'transformers>=5.18'") from None
 
 
 class TLAlignTrainer(Trainer):

@@ -1,8 +1,12 @@
 """Imports point down only (design: data flows one way), and importing is quiet and light."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import labelflow
@@ -58,6 +62,28 @@ def test_tests_mirror_the_source() -> None:
         homes = [ROOT / folder / part for part in beginnings]
         mirrors = any(home.with_suffix(".py").exists() or home.is_dir() for home in homes)
         assert mirrors or folder == Path("benchmarks") or (not folder.parts and name in EVERYTHING), path
+
+
+UNDECLARED = {"huggingface_hub", "triton"} | {"IPython", "pandas"}  # timm's and torch's | used where there are some
+
+
+def test_what_is_imported_is_declared() -> None:
+    """In pyproject.toml, not only brought by a package that is."""
+    trees = [ast.parse(path.read_text()) for path in ROOT.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"labelflow"}
+    homes = packages_distributions()
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    declared = {_normal(re.split(r"[^\w-]", line)[0]) for line in lines}
+    missing = {name for name in packages if not declared & {_normal(home) for home in homes.get(name, [])}}
+    assert missing == UNDECLARED
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-")
 
 
 def test_import_is_quiet_and_brings_no_plots() -> None:

@@ -83,3 +83,14 @@ def test_inputs_may_be_given_by_name() -> None:
     share = torch.zeros(2, 1, 32, 32)
     share[:, :, 24:, 24:] = 1
     assert lf.Aligned(Model())(images, share)[1].tolist() == [1, 1]
+
+
+def test_an_older_one_is_refused() -> None:
+    run(f"""
+import importlib.metadata, labelflow, pytest
+from transformers import ViTConfig, ViTForImageClassification
+model = ViTForImageClassification(ViTConfig(**{CONFIG}))
+importlib.metadata.version = lambda name: "5.17.0"
+with pytest.raises(ValueError, match="newer transformers: transformers>=5.18 .* found transformers==5.17.0"):
+    labelflow.Aligned(model)
+""")

@@ -129,7 +129,7 @@ def test_a_batch_travels_in_a_quarter_of_its_bytes() -> None:
 def test_pinning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader takes batches apart to pin their tensors, and puts them together again."""
     pinned: list[int] = []
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor.numel()) or tensor.clone())
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.numel()) or tensor.clone())
     batch = next(train_batches(World("train", 40, 32), Data(image_size=32, erasing=1.0, workers=0), **HOW))
     again = pin_memory(batch)
     assert pinned == [part.numel() for part in (*batch[:3], batch.patches.noise)]

@@ -29,11 +29,14 @@ from transformers.models.swin.modeling_swin import (
     SwinPatchMerging,
 )
 from transformers.models.vit.modeling_vit import ViTForImageClassification, ViTLayer, ViTPatchEmbeddings
+from transformers.utils.versions import require_version
 
 from labelflow import flow
 from labelflow.adapters import patches, swin, windows
 from labelflow.adapters.registry import Observed, Tap, register, register_model
 from labelflow.flow import Labels
+
+require_version("transformers>=5.18")  # since when DINOv2's attention, too, has q_proj and k_proj
 
 
 @register(

@@ -141,7 +141,7 @@ def load_optional(kind: type[nn.Module]) -> None:
         try:
             importlib.import_module(OPTIONAL[package])
         except ImportError as error:
-            raise ValueError(f"labelflow follows the models of a newer {package} (transformers>=5): {error}") from error
+            raise ValueError(f"labelflow follows the models of a newer {package}: {error}") from error
 
 
 def adapter_of(module: nn.Module) -> ModuleAdapter | None:
