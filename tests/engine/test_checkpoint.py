@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(
     shutil.rmtree(folder / "checkpoints" / number)
     shutil.copytree(tmp_path / "other" / "checkpoints" / number, folder / "checkpoints" / number)
     train_run(SMALL, folder, resume=True)
-    assert f"{number}/state.json is that of another run; going back to" in capsys.readouterr().out
+    assert f"{number}/state.json is from another run; going back to" in capsys.readouterr().out
     assert end(folder) == end(trained)
 
 

@@ -122,40 +122,40 @@ class Checkpoints:
         """The rest of the folder as it was then. Weights may not have been published before a kill, or be damaged: the
         best are refused then, if their checkpoint is not there, and was not just removed to be made again."""
         self._publish(LAST, state.update)
-        best = self._folder(state.best_update)
-        if best.exists() and not folder_problem(best):
+        if self._folder(state.best_update).exists():
             self._publish(BEST, state.best_update)
         elif not self.went_back and self.run.has(BEST):
             check_file(self.run / BEST)
         self.run.rewind(state.update)
 
     def _newest_intact(self) -> Path | None:
-        """Removes what a kill left, and damaged checkpoints newer than that one, which will be made again."""
+        """Removes what a kill left, and damaged checkpoints, of which newer ones will be made again."""
         for draft in (self.run / "checkpoints").glob(".*.draft"):
             shutil.rmtree(draft, ignore_errors=True)
-        problems: dict[Path, str] = {}
-        for folder in reversed(self.run.checkpoints()):
-            if problem := folder_problem(folder) or self._strange(folder):
-                problems[folder] = problem
-                continue
-            for damaged, problem in problems.items():
-                self.tell(f"{problem}; going back to {folder}")
-                shutil.rmtree(damaged)
-                self.went_back = True
-            self._prune()
-            return folder
-        if problems:
+        problems = {folder: self._problem(folder) for folder in self.run.checkpoints()}
+        intact = [folder for folder, problem in problems.items() if not problem]
+        damaged = [folder for folder, problem in problems.items() if problem]
+        if damaged and not intact:
             raise ValueError(
-                f"{self.run.folder} has no intact checkpoint: {'; '.join(problems.values())}. Its weights may be "
+                f"{self.run.folder} has no intact checkpoint: {'; '.join(reversed(problems.values()))}. Its weights may be "
                 f"intact: a new run starts from them with --init {quote(str(self.run.folder))}"
             )
-        self.run.rewind(0)
-        return None
+        if not intact:
+            self.run.rewind(0)
+            return None
+        self.went_back = bool(damaged) and damaged[-1] > intact[-1]
+        for folder in damaged:
+            done = f"going back to {intact[-1]}" if folder > intact[-1] else f"{folder} is removed"
+            self.tell(f"{problems[folder]}; {done}")
+            shutil.rmtree(folder)
+        self._prune()
+        return intact[-1]
 
-    def _strange(self, folder: Path) -> str:
-        """That it is another run's checkpoint, if it is."""
-        own = _state(folder).identity == self.identity
-        return "" if own else f"{folder / 'state.json'} is that of another run"
+    def _problem(self, folder: Path) -> str:
+        """Why a checkpoint can't be used; '' if it can."""
+        if problem := folder_problem(folder):
+            return problem
+        return "" if _state(folder).identity == self.identity else f"{folder / 'state.json'} is from another run"
 
     def _prune(self) -> None:
         for old in self.run.checkpoints()[: -self.keep]:

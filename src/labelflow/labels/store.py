@@ -61,6 +61,7 @@ class Store:
 
     def facts(self) -> dict[str, Any]:
         """How the labels were made, and what they take."""
+        self.at(0)  # which a manifest of another store would not fit
         size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         return {**asdict(self.manifest), "bytes_per_image": round(size / len(self)), "checksum": self.checksum}
 
@@ -69,7 +70,6 @@ class Store:
         facts, classes = self.facts(), self.manifest.classes
         facts["classes"] = f"{len(classes)}: {', '.join(classes[:3])}{' …' if len(classes) > 3 else ''}"
         facts["grid"] = "×".join(map(str, self.manifest.grid))
-        self.at(0)  # a manifest of another store would not fit
         facts["keys"] = f"like {self.keys()[0]}"
         return {name.replace("_", " "): str(value) for name, value in facts.items()}
 
