@@ -136,9 +136,10 @@ class Checkpoints:
         intact = [folder for folder, problem in problems.items() if not problem]
         damaged = [folder for folder, problem in problems.items() if problem]
         if damaged and not intact:
+            why = "; ".join(reversed(problems.values()))
             raise ValueError(
-                f"{self.run.folder} has no intact checkpoint: {'; '.join(reversed(problems.values()))}. Its weights may be "
-                f"intact: a new run starts from them with --init {quote(str(self.run.folder))}"
+                f"{self.run.folder} has no intact checkpoint: {why}. Its weights may be intact: a new run starts from "
+                f"them with --init {quote(str(self.run.folder))}"
             )
         if not intact:
             self.run.rewind(0)
