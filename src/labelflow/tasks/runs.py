@@ -72,7 +72,7 @@ def train_run(
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
         if started_before and not run.checkpoints():
             lost = (
-                "has lost its checkpoints" if goes_on else "is an earlier start that ended before its first checkpoint"
+                "has lost its checkpoints" if goes_on else "holds a start that ended before its first checkpoint"
             )
             progress.say(f"{folder} {lost}; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
