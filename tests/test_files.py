@@ -13,7 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labelflow import files
-from labelflow.files import CHECKSUMS, atomic_folder, atomic_write, check_file, folder_problem, list_file, named_errors
+from labelflow.files import (
+    CHECKSUMS,
+    atomic_folder,
+    atomic_write,
+    check_file,
+    folder_problem,
+    forget_file,
+    has_file,
+    list_file,
+    named_errors,
+    read_sealed,
+    write_sealed,
+)
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -42,7 +54,7 @@ def test_damage_names_the_file_and_where_its_checksum_is(tmp_path: Path, damage:
 
 def test_the_checksum_is_that_of_sha256sum(tmp_path: Path) -> None:
     written(tmp_path / "abc", b"abc")
-    (one,) = json.loads((tmp_path / CHECKSUMS).read_text())["abc"]
+    (one,) = json.loads((tmp_path / CHECKSUMS).read_text())["files"]["abc"]
     assert one == {"bytes": 3, "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
 
 
@@ -66,12 +78,47 @@ def test_a_file_that_grows_keeps_its_start(tmp_path: Path) -> None:
             check_file(path, grows=True)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "5", '{"a": 1}', '{"a": [1]}', '{"a": [{"bytes": "x"}]}', "\udcff"])
+OURS = '{"format": "labelflow checksums", "files": '
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "5", OURS, OURS + "1}", OURS + '{"a": 1}}', OURS + '{"a": [{"bytes": "x"}]}}', "\udcff"],
+)
 def test_damaged_checksums_are_one_line(tmp_path: Path, content: str) -> None:
     path = written(tmp_path / "a", b"1")
     (tmp_path / CHECKSUMS).write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=rf"{tmp_path / CHECKSUMS} is damaged: .*remove it to go on"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / CHECKSUMS} is damaged; .*remove it to go on"):
         check_file(path)
+    assert folder_problem(tmp_path) == f"{tmp_path / CHECKSUMS} is damaged"
+
+
+def test_checksums_of_another_program_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / CHECKSUMS).write_text('{"a": "6b86b273ff34fce1"}')
+    check_file(tmp_path / "a")
+    assert not has_file(tmp_path / "b")
+    assert not has_file(tmp_path / "a" / "b")  # a file is no folder
+
+
+def test_a_lost_file_is_not_one_that_never_was(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", b"1")
+    assert has_file(path)
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{path} is missing; restore it"):
+        has_file(path)
+    forget_file(path)
+    assert not has_file(path)
+
+
+@pytest.mark.parametrize("damage", ['{"a": 2, ', '{"a": 2}', "[]", '{"a": 1, "b"'])
+def test_sealed_json_is_what_was_written(tmp_path: Path, damage: str) -> None:
+    write_sealed(tmp_path / "a.json", {"a": 1})
+    assert read_sealed(tmp_path / "a.json", "") == {"a": 1}
+    whole = (tmp_path / "a.json").read_text()
+    (tmp_path / "a.json").write_text(whole.replace('"a": 1', '"a": 3') if damage == '{"a": 2}' else damage)
+    with pytest.raises(ValueError, match=r"a\.json is damaged: .*; make it again"):
+        read_sealed(tmp_path / "a.json", "make it again")
 
 
 class TestFolders:
@@ -92,7 +139,7 @@ class TestFolders:
         os.rename(folder / "a", folder / "c")
         os.rename(folder / "b", folder / "a")
         os.rename(folder / "c", folder / "b")
-        assert f"{folder / 'a'} is damaged" in folder_problem(folder)
+        assert folder_problem(folder) == f"{folder / 'a'} is damaged: checksum mismatch"
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CHECKSUMS = "checksums.json"
+CHECKSUMS, FORMAT = "checksums.json", "labelflow checksums"
 SEAL = "sha256"  # in JSON that carries its own checksum
 
 
@@ -22,7 +22,7 @@ class Checksum(NamedTuple):
     sha256: str
 
 
-Listed = dict[str, list[Checksum]]  # versions of files
+Checksums = dict[str, list[Checksum]]  # of the versions of each file
 
 
 @contextmanager
@@ -85,30 +85,35 @@ def checksum(path: Path) -> Checksum:
 
 def check_file(path: Path, grows: bool = False) -> None:
     """ValueError if the file is listed beside it with another checksum. grows: lines may have been added since."""
-    before = None
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing")
-    while (versions := read_checksums(path.parent).get(path.name, [])) != before:  # again, if it was just replaced
-        if not versions or any(_is(path, version, grows) for version in versions):
-            return
-        before = versions
-    raise ValueError(
-        f"{path} is damaged: checksum mismatch with {path.parent / CHECKSUMS}; restore it or, if you changed it "
-        "yourself, remove its entry there"
-    )
+    if not _is_listed(path, grows):
+        raise ValueError(
+            f"{path} is damaged: checksum mismatch with {path.parent / CHECKSUMS}; restore it or, if you changed it "
+            "yourself, remove its entry there"
+        )
+
+
+def has_file(path: Path) -> bool:
+    """Whether a file is there; ValueError if it is listed, and so has been lost."""
+    exists = path.exists()
+    if not exists and path.name in read_checksums(path.parent):
+        raise ValueError(f"{path} is missing; restore it or, if you removed it, remove its entry in {CHECKSUMS}")
+    return exists
 
 
 def folder_problem(folder: Path) -> str:
     """What is wrong with a folder that was written with all its checksums; '' if nothing is."""
     try:
         listed = read_checksums(folder)
-        if not listed:
-            return f"{folder / CHECKSUMS} is missing"
-        for name in listed:
-            check_file(folder / name)
-    except (ValueError, FileNotFoundError) as error:
-        return str(error)
-    return ""
+    except ValueError:
+        return f"{folder / CHECKSUMS} is damaged"
+    for path in [folder / name for name in listed] or [folder / CHECKSUMS]:
+        if not path.exists():
+            return f"{path} is missing"
+        if not _is_listed(path):
+            return f"{path} is damaged: checksum mismatch"
+    return "" if listed else f"{folder / CHECKSUMS} lists no files"
 
 
 def list_file(path: Path) -> None:
@@ -116,16 +121,29 @@ def list_file(path: Path) -> None:
     _write_checksums(path.parent, {**read_checksums(path.parent), path.name: [checksum(path)]})
 
 
-def read_checksums(folder: Path) -> Listed:
-    """{} if there are none."""
+def forget_file(path: Path) -> None:
+    """Remove a file, and what is listed of it."""
+    path.unlink(missing_ok=True)
+    listed = read_checksums(path.parent)
+    if listed.pop(path.name, None):
+        _write_checksums(path.parent, listed)
+
+
+def read_checksums(folder: Path) -> Checksums:
+    """{} if there are none, or if they are those of another program."""
     path = folder / CHECKSUMS
     try:
         found: Any = json.loads(path.read_bytes())
-        return {name: [Checksum(int(one["bytes"]), one["sha256"]) for one in files] for name, files in found.items()}
-    except FileNotFoundError:
+        if found.get("format") != FORMAT:
+            return {}
+        return {
+            name: [Checksum(int(one["bytes"]), one["sha256"]) for one in versions]
+            for name, versions in found["files"].items()
+        }
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}; restore it, or remove it to go on without checks") from None
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ValueError(f"{path} is damaged; restore it, or remove it to go on without checks") from None
 
 
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
@@ -151,10 +169,10 @@ def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _write_checksums(folder: Path, listed: Listed) -> None:
+def _write_checksums(folder: Path, listed: Checksums) -> None:
     files = {name: [version._asdict() for version in versions] for name, versions in listed.items()}
     with atomic_write(folder / CHECKSUMS) as draft:
-        draft.write_text(json.dumps(files, indent=1) + "\n")
+        draft.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
 
 
 def _replace_checked(draft: Path, path: Path) -> None:
@@ -165,13 +183,22 @@ def _replace_checked(draft: Path, path: Path) -> None:
     _write_checksums(path.parent, {**listed, path.name: [new]})
 
 
-def _is(path: Path, version: Checksum, grows: bool) -> bool:
-    size = path.stat().st_size
-    if size < version.bytes or (size > version.bytes and not grows):
-        return False
+def _is_listed(path: Path, grows: bool = False) -> bool:
+    """Whether a file is as it is listed; one that is not listed is."""
+    before = None
+    while (versions := read_checksums(path.parent).get(path.name, [])) != before:  # again, if it was just replaced
+        if not versions or any(_matches(path, version, grows) for version in versions):
+            return True
+        before = versions
+    return False
+
+
+def _matches(path: Path, version: Checksum, grows: bool) -> bool:
+    if not grows:
+        return path.stat().st_size == version.bytes and checksum(path) == version
     with open(path, "rb") as file:
-        start = hashlib.sha256(file.read(version.bytes)).hexdigest() if grows else ""
-    return (start or checksum(path).sha256) == version.sha256
+        start = file.read(version.bytes)
+    return Checksum(len(start), hashlib.sha256(start).hexdigest()) == version
 
 
 def _to_disk(path: Path) -> None:

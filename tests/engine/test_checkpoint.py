@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch.testing import assert_close
 
 from labelflow.classifier import load
 from labelflow.data import Data
-from labelflow.engine import Run, Training
+from labelflow.engine import Interrupted, Run, Training, loop
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.optim import make_optimizer
 from labelflow.tasks import Recipe, train_run
@@ -106,6 +108,23 @@ def test_damage_that_the_published_weights_share(trained: Path, tmp_path: Path) 
     assert end(folder) == end(trained)
 
 
+def test_a_run_that_went_back_can_be_interrupted_again(trained: Path, tmp_path: Path) -> None:
+    """Though its best weights were damaged along with the checkpoint."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    flip(folder / "checkpoints" / "00000008" / "ema.safetensors")
+    flip(folder / "model.safetensors")
+    shutil.copytree(folder, tmp_path / "stopped")
+    stopping = SMALL.change(save_updates=1, keep=9)
+    with patch.object(loop, "_stop_signals", lambda: nullcontext(lambda accelerator: True)):
+        for _ in range(2):
+            with suppress(Interrupted):
+                train_run(stopping, tmp_path / "stopped", resume=True)
+    train_run(SMALL, tmp_path / "stopped", resume=True)
+    load(tmp_path / "stopped")
+    assert (tmp_path / "stopped" / "last.safetensors").read_bytes() == (trained / "last.safetensors").read_bytes()
+
+
 def test_damaged_best_weights_are_not_listed_anew(trained: Path, tmp_path: Path) -> None:
     """The best checkpoint is no longer there, or is damaged, too."""
     folder = tmp_path / "run"
@@ -184,6 +203,15 @@ def test_a_run_that_has_lost_a_file_is_no_other_run(trained: Path, tmp_path: Pat
         with pytest.raises(ValueError, match=rf"{folder} .* no {re.escape(name)}|already contains a run"):
             train_run(SMALL.change(lr=0.1), folder, resume=resume)
     assert end(folder) == end(trained)
+
+
+def test_a_run_without_its_weights_is_still_a_run(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints", "*.safetensors"))
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="already contains a run; continue it with --resume"):
+        train_run(SMALL.change(lr=0.1), folder, resume=False)
+    assert (folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_lost_checkpoints_are_said(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ def test_a_folder_that_stays_empty_is_gone_afterwards(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with one_writer(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "c").touch()
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "b").iterdir()} == {".lock": b"", "c": b""}
 
 
 def test_threads_exclude_each_other(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_is_damaged_is_made_again(name: str, damage: str, tmp_path: Path) -
     assert draft.missing() == ([int(name[7:12])] if name.startswith("shards") else [])
     fill(draft)
     draft.finish()
-    assert draft.told() == f"1 damaged file of {tmp_path} made again: {name}"
+    assert draft.repairs() == f"1 damaged file of {tmp_path} made again: {name}"
     assert contents(tmp_path) == expected
 
 
@@ -110,7 +110,7 @@ def test_a_whole_store_stays_as_it_is(tmp_path: Path) -> None:
     draft = Draft(tmp_path, SMALL, KEYS, resume=True)
     assert draft.missing() == []
     draft.finish()
-    assert draft.told() == ""
+    assert draft.repairs() == ""
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
 
 
@@ -120,8 +120,8 @@ def test_labels_that_come_out_otherwise_are_told(tmp_path: Path) -> None:
     draft = Draft(tmp_path, SMALL, KEYS, resume=True)
     draft.write(1, np.zeros((2, 2, 3, 2)), np.zeros((2, 2, 3, 2), int))
     assert draft.finish().checksum != before
-    assert "1 damaged file of" in draft.told()
-    assert "not as they were" in draft.told()
+    assert "1 damaged file of" in draft.repairs()
+    assert "not as they were" in draft.repairs()
     assert Store(tmp_path).verify() == []
 
 

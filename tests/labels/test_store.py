@@ -166,8 +166,8 @@ def test_a_file_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert len(read) == 6
 
     assert (status(child(forked)), len(read)) == (0, 6)
-    use(pickle.loads(pickle.dumps(store)))  # elsewhere, perhaps
-    assert sorted(read[6:]) == sorted(set(read) - {"samples.txt"})
+    use(pickle.loads(pickle.dumps(store)))  # as data workers get it where they are not forked
+    assert len(read) == 6
 
 
 @pytest.mark.parametrize("name", ["index.npy", "shards/00000.npy"])

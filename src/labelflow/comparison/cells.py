@@ -30,13 +30,16 @@ from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
 from labelflow.tasks.recipe import flat, read_recipe
-from labelflow.tasks.runs import PLACES, RESUME_MAY_CHANGE, fitted
+from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file
 
 Finish = Callable[
     ["Cell", Path, Result], Result
 ]  # from a cell, the folder of its run and its result to a fuller result
+
+# Paths: a key depends on the content of the files, not on where they are.
+PLACES = {"source", "root", "labels", "init"}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from labelflow.comparison.cells import Cell, Finish, Result, run_cell
+from labelflow.engine.lock import Busy
 from labelflow.process import process_count
 
 
@@ -39,7 +40,10 @@ def run_cells(
         if jobs > 1:
             raise ValueError("launched processes share each cell: omit --jobs")
         for cell in cells:
-            done(cell, run_cell(cell, out, quiet, last=cell is cells[-1], finish=finish))
+            try:
+                done(cell, run_cell(cell, out, quiet, last=cell is cells[-1], finish=finish))
+            except Busy:
+                done(cell, None)
         return
     context = _CellContext()
     context.set_forkserver_preload(["labelflow.comparison.runner"])  # with everything imported

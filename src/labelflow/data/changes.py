@@ -15,7 +15,7 @@ from zlib import error as ZlibError
 import numpy as np
 from numpy import ndarray
 
-from labelflow.files import atomic_write, check_file, checksum
+from labelflow.files import atomic_write, check_file, checksum, forget_file, has_file
 from labelflow.spec import printable
 
 RECORD = "data.npz"
@@ -24,7 +24,7 @@ PATIENCE = 60  # seconds without a line
 
 
 @runtime_checkable
-class OfFiles(Protocol):
+class HasFiles(Protocol):
     """A source that reads files."""
 
     def files(self) -> list[str]:
@@ -54,8 +54,8 @@ class DataFiles:
 
         contents: read all files, too. Those with other times are read in any case if their contents are recorded.
         """
-        paths = [path for source in self.sources if isinstance(source, OfFiles) for path in source.files()]
-        before = _read(self.path) if self.resumed and self.path.exists() else None
+        paths = [path for source in self.sources if isinstance(source, HasFiles) for path in source.files()]
+        before = _read(self.path) if self.resumed and has_file(self.path) else None
         if not paths and before is None:
             return
         now = yield from _look(paths)
@@ -75,7 +75,7 @@ class DataFiles:
             now.contents[:] = before.contents
             yield from _add_contents(now, paths, (touched & known) | contents)
             self._check(_count("with other contents", paths, known & (now.contents != before.contents)))
-        if before is None or now.contents.any():  # while contents are unknown, other times are told on each resume
+        if before is None or now.contents.any():  # while contents are unknown, other times are reported on each resume
             self.new = now
 
     def write(self) -> None:
@@ -84,7 +84,7 @@ class DataFiles:
             with atomic_write(self.path, checked=True) as draft, open(draft, "wb") as file:
                 np.savez_compressed(file, **self.new._asdict())
         elif not self.resumed:
-            self.path.unlink(missing_ok=True)  # of an earlier start that failed
+            forget_file(self.path)  # of an earlier start that failed
 
     def _check(self, changed: str) -> None:
         if changed:

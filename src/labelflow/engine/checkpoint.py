@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from labelflow.engine.ema import Ema
 from labelflow.engine.lock import on_main_process
 from labelflow.engine.run import BEST, LAST, Run
-from labelflow.files import atomic_folder, atomic_write, check_file, folder_problem
+from labelflow.files import atomic_folder, atomic_write, check_file, folder_problem, forget_file
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student
@@ -115,18 +115,29 @@ class Checkpoints:
             self.ema.load(load_file(folder / "ema.safetensors"))
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
-        on_main_process(partial(self._go_back_to, state))
+        if on_main_process(partial(self._go_back_to, state)):
+            state.best, state.best_update = None, -1
         return state
 
-    def _go_back_to(self, state: State) -> None:
-        """The rest of the folder as it was then. Weights may not have been published before a kill, or be damaged: the
-        best are refused then, if their checkpoint is not there, and was not just removed to be made again."""
+    def _go_back_to(self, state: State) -> bool:
+        """The rest of the folder as it was then: weights may not have been published before a kill, or be damaged
+        since. Returns whether the best ones are lost, which is an error unless they were damaged along with a
+        checkpoint that will be made again."""
+        lost = False
         self._publish(LAST, state.update)
         if self._folder(state.best_update).exists():
             self._publish(BEST, state.best_update)
-        elif not self.went_back and self.run.has(BEST):
-            check_file(self.run / BEST)
+        elif self.run.has(BEST):
+            try:
+                check_file(self.run / BEST)
+            except ValueError:
+                if not self.went_back:
+                    raise
+                lost = True
+                forget_file(self.run / BEST)
+                self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
         self.run.rewind(state.update)
+        return lost
 
     def _newest_intact(self) -> Path | None:
         """Removes what a kill left, and damaged checkpoints, of which newer ones will be made again."""
@@ -156,7 +167,11 @@ class Checkpoints:
         """Why a checkpoint can't be used; '' if it can."""
         if problem := folder_problem(folder):
             return problem
-        return "" if _state(folder).identity == self.identity else f"{folder / 'state.json'} is from another run"
+        try:
+            own = _state(folder).identity == self.identity
+        except (TypeError, ValueError):
+            return f"{folder / 'state.json'} was written by another version of labelflow"
+        return "" if own else f"{folder / 'state.json'} is from another run"
 
     def _prune(self) -> None:
         for old in self.run.checkpoints()[: -self.keep]:

@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from filelock import BaseFileLock, FileLock, Timeout
 
 from labelflow.process import is_main_process, process_count
 
 LOCK = ".lock"
 PATIENCE = 0.5  # seconds for another process to finish ending
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # what file systems without locks say
+# What file systems without locks say.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 Value = TypeVar("Value")
 
@@ -32,9 +33,9 @@ class Busy(ValueError):
 
 @contextmanager
 def one_writer(folder: Path, instead: str = "choose another") -> Iterator[str]:
-    """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty. Among
-    launched processes the main one takes it for all. Yields '' or, where the file system has no locks, a warning.
-    instead: what to do instead of waiting."""
+    """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty (otherwise an
+    empty .lock stays in it). Among launched processes the main one takes it for all. Yields '' or, where the file
+    system has no locks, a warning. instead: what to do instead of waiting."""
     with ExitStack() as held:
         yield on_main_process(lambda: held.enter_context(_locked(folder, instead)))
 
@@ -43,12 +44,13 @@ def on_main_process(function: Callable[[], Value]) -> Value:
     """What it returns there, in all processes; and what it raises, so that all of them stop."""
     if process_count() == 1:
         return function()
-    PartialState(cpu=not torch.accelerator.is_available())  # as Accelerator does, which may come later
+    on_cpu = not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    PartialState(cpu=on_cpu)  # as Accelerator makes it, which may come later
     outcome: list[Any] = [None, None]
     if is_main_process():
         try:
             outcome[0] = function()
-        except (ValueError, OSError) as error:
+        except Exception as error:
             outcome[1] = error
     result, problem = broadcast_object_list(outcome)
     if problem is not None:
@@ -61,13 +63,15 @@ def _locked(folder: Path, instead: str) -> Iterator[str]:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder")
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / LOCK, timeout=PATIENCE, fallback_to_soft=False, on_acquired=_sign)
+    lock = FileLock(folder / LOCK, timeout=PATIENCE, fallback_to_soft=False, on_acquired=_write_holder)
     try:
         yield _acquire(lock, folder, instead)
     finally:
         if lock.is_locked:
-            with suppress(OSError):  # before it is released, so that whoever waits for it notices, and makes another
-                (folder / LOCK).unlink()
+            with suppress(OSError):
+                os.truncate(folder / LOCK, 0)
+                if os.listdir(folder) == [LOCK]:  # else it stays: NFS would not tell those who wait that it is gone
+                    (folder / LOCK).unlink()
             lock.release()
         with suppress(OSError):  # until one is not empty
             for path in missing:
@@ -85,6 +89,8 @@ def _acquire(lock: BaseFileLock, folder: Path, instead: str) -> str:
             continue
         except Timeout:
             raise Busy(f"{folder} is in use{_holder(folder)}; wait until it is free, or {instead}") from None
+        except PermissionError:
+            raise ValueError(f"{folder / LOCK} is not yours to lock; if nothing runs there, remove it") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -93,7 +99,7 @@ def _acquire(lock: BaseFileLock, folder: Path, instead: str) -> str:
     raise Busy(f"{folder} is in use by processes that start and fail; try again")
 
 
-def _sign(descriptor: int) -> None:
+def _write_holder(descriptor: int) -> None:
     who = {
         "process": os.getpid(),
         "host": socket.gethostname(),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from labelflow.files import CHECKSUMS, atomic_write, check_file, list_file, named_errors, read_checksums
+from labelflow.files import atomic_write, check_file, has_file, list_file, named_errors, read_checksums
 
 CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
 LAST = "last.safetensors"
@@ -47,10 +47,7 @@ class Run:
 
     def has(self, name: str) -> bool:
         """Whether a file is there; ValueError if it was, and has been lost."""
-        exists = (self / name).exists()
-        if not exists and name in read_checksums(self.folder):
-            raise ValueError(f"{self / name} is missing; restore it or, if you removed it, its entry in {CHECKSUMS}")
-        return exists
+        return has_file(self / name)
 
     def weights(self, which: str = "best") -> Path:
         """best (last, before the first evaluation, as in timm), last, or a file."""
@@ -68,7 +65,8 @@ class Run:
 
     def has_progress(self) -> bool:
         """Whether there is something to lose: a start that failed before its first checkpoint leaves nothing."""
-        return bool(self.checkpoints()) or any(self.folder.glob("*.safetensors"))
+        listed = any(name.endswith(".safetensors") for name in read_checksums(self.folder))  # if they are lost, too
+        return listed or bool(self.checkpoints()) or any(self.folder.glob("*.safetensors"))
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line of metrics."""

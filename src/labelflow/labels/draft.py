@@ -1,4 +1,4 @@
-"""A store that is being written, or mended."""
+"""A store that is being written, or repaired."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import numpy as np
 
 from labelflow.engine.lock import LOCK
 from labelflow.files import Checksum, atomic_write, checksum
-from labelflow.labels.files import MEND, file_problem, label_problem, save_array
+from labelflow.labels.files import REPAIR_HINT, file_problem, label_problem, save_array
 from labelflow.labels.keys import Array, first_difference, make_index, to_lines
 from labelflow.labels.manifest import (
     DRAFT,
@@ -100,7 +100,9 @@ class Draft:
             if name.startswith(SHARDS) and (wanted := self._read_checksum(name))
         }
         problems = {name: file_problem(self.folder, self.manifest, name, wanted) for name, wanted in listed.items()}
+        unknown = [name for name in self.manifest.files if name not in listed and name.startswith(SHARDS)]
         self.damaged = [name for name, problem in problems.items() if problem]
+        self.damaged += [name for name in unknown if (self.folder / name).exists()]  # without a checksum
         intact = {name: wanted for name, wanted in listed.items() if not problems[name]}
         for name in self.manifest.files:
             if name not in intact and (name.startswith(SHARDS) or self._sealed):
@@ -165,7 +167,7 @@ class Draft:
             return checksum(self.folder / name)
         wanted = self._intact.get(name) or self._read_checksum(name)
         if not wanted:
-            raise ValueError(f"{self.folder / name} has lost its checksum; {MEND}")
+            raise ValueError(f"{self.folder / name} has lost its checksum; {REPAIR_HINT}")
         if problem := file_problem(self.folder, self.manifest, name, wanted):
             raise ValueError(problem)
         return wanted

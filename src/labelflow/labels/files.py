@@ -10,7 +10,7 @@ from labelflow.files import Checksum, atomic_write, checksum
 from labelflow.labels.keys import Array
 from labelflow.labels.manifest import SHARDS, Manifest, shard_name
 
-MEND = "to make it again, run the command that made the store (annotate or labels import) with --resume"
+REPAIR_HINT = "to make it again, run the command that made the store (annotate or labels import) with --resume"
 
 
 def save_array(path: Path, array: Array) -> None:
@@ -23,9 +23,11 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, SyntaxError, TokenError) as error:  # of its header
-        raise ValueError(f"{path} is damaged: {error}; {MEND}") from None
+        raise ValueError(f"{path} is damaged: {error}; {REPAIR_HINT}") from None
     if (array.shape, array.dtype) != (shape, dtype):
-        raise ValueError(f"{path} is damaged: it holds {array.shape} of {array.dtype}, not {shape} of {dtype}; {MEND}")
+        raise ValueError(
+            f"{path} is damaged: it holds {array.shape} of {array.dtype}, not {shape} of {dtype}; {REPAIR_HINT}"
+        )
     return np.asarray(array)
 
 
@@ -45,9 +47,9 @@ def label_problem(scores: Array, classes: Array, manifest: Manifest) -> str:
 def size_problem(path: Path, wanted: Checksum) -> str:
     """What is wrong with a file, as far as its size tells; '' if nothing is."""
     if not path.is_file():
-        return f"{path} is missing; {MEND}"
+        return f"{path} is missing; {REPAIR_HINT}"
     size = path.stat().st_size
-    return "" if size == wanted.bytes else f"{path} is damaged: it has {size} bytes, not {wanted.bytes}; {MEND}"
+    return "" if size == wanted.bytes else f"{path} is damaged: it has {size} bytes, not {wanted.bytes}; {REPAIR_HINT}"
 
 
 def file_problem(folder: Path, manifest: Manifest, name: str, wanted: Checksum) -> str:
@@ -56,12 +58,12 @@ def file_problem(folder: Path, manifest: Manifest, name: str, wanted: Checksum) 
     if problem := size_problem(path, wanted):
         return problem
     if checksum(path) != wanted:
-        return f"{path} is damaged: checksum mismatch; {MEND}"
+        return f"{path} is damaged: checksum mismatch; {REPAIR_HINT}"
     if name.startswith(SHARDS):
         try:
             shard = open_shard(folder, manifest, int(path.stem))
         except ValueError as error:
             return str(error)
         if problem := label_problem(shard["scores"], shard["classes"], manifest):
-            return f"{path} is damaged: {problem}; {MEND}"
+            return f"{path} is damaged: {problem}; {REPAIR_HINT}"
     return ""

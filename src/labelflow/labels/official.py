@@ -46,6 +46,8 @@ def import_tree(
         samples=len(keys),
     )
     with one_writer(Path(out)) as warning:
+        if warning:
+            say(warning)
         draft = Draft(out, manifest, keys, resume)
         missing = draft.missing()
         for number, shard in enumerate(missing):
@@ -59,9 +61,9 @@ def import_tree(
             draft.write(shard, np.stack([found.scores for found in maps]), np.stack([found.classes for found in maps]))
             advance((number + 1) / len(missing))
         store = draft.finish()
-    for line in filter(None, (warning, draft.repairs())):
-        say(line)
-    return store
+        if draft.repairs():
+            say(draft.repairs())
+        return store
 
 
 def export_tree(store: Store, out: Path | str, resume: bool = False, say: Callable[[str], None] = print) -> int:

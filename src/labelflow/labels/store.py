@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labelflow.labels.files import MEND, file_problem, open_array, open_shard, size_problem
+from labelflow.labels.files import REPAIR_HINT, file_problem, open_array, open_shard, size_problem
 from labelflow.labels.keys import Array, find, from_lines, unknown
 from labelflow.labels.manifest import DRAFT, INDEX, MANIFEST, SAMPLES, Manifest, read_manifest, shard_name
 
@@ -51,7 +51,7 @@ class Store:
         self._maps: dict[int, LabelMap] = {}  # those of the shards that were looked at: (n, k, rows, columns) each
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.folder,)
+        return Store, (self.folder,), {"_intact": self._intact}
 
     def __len__(self) -> int:
         return self.manifest.samples
@@ -104,9 +104,9 @@ class Store:
         try:
             keys = from_lines(path.read_bytes())
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is damaged: {error}; {MEND}") from None
+            raise ValueError(f"{path} is damaged: {error}; {REPAIR_HINT}") from None
         if len(keys) != len(self):
-            raise ValueError(f"{path} is damaged: it has {len(keys)} keys, not {len(self)}; {MEND}")
+            raise ValueError(f"{path} is damaged: it has {len(keys)} keys, not {len(self)}; {REPAIR_HINT}")
         return keys
 
     @property

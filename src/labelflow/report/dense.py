@@ -10,7 +10,6 @@ from torch import Tensor
 
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
 from labelflow.engine.run import DETAILS, Run
-from labelflow.files import read_checksums
 from labelflow.html import data_uri, table
 from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page
 from labelflow.tasks import SURE, find_objects, find_segments, load_run
@@ -81,7 +80,7 @@ def _figure(picture: Image.Image) -> str:
 
 def _classes(run: Run) -> str:
     """The scores of each class at the last evaluation."""
-    if not (run / DETAILS).exists() and DETAILS not in read_checksums(run.folder):  # not evaluated yet
+    if not run.has(DETAILS):  # not evaluated yet
         return ""
     details = run.read(DETAILS)
     names = list(next(iter(details.values()), {}))

@@ -29,7 +29,7 @@ NO_WEIGHTS = "<p>There are no weights yet; they are written with the first check
 
 def has_weights(run: Run) -> bool:
     """Whether there are any yet; those that are damaged are an error."""
-    return any((run / name).exists() for name in (BEST, LAST))
+    return any(run.has(name) for name in (BEST, LAST))
 
 
 def make_page(run: Run, title: str, sections: str, measured: Measured) -> str:

@@ -35,7 +35,8 @@ from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
 RESUME_MAY_CHANGE = {
-    *("workers", "skip_unreadable", "hash_data", "save_updates", "keep", "log_updates", "tracker", "eval_batch"),
+    *("workers", "skip_unreadable", "hash_data"),
+    *("save_updates", "keep", "log_updates", "tracker", "eval_batch"),
 }
 # Settings that may change, too, but affect what is computed from there on, and how.
 RESUME_MAY_ALTER = {
@@ -43,9 +44,6 @@ RESUME_MAY_ALTER = {
     "precision": "numbers are rounded differently",
     "compile": "numbers are rounded differently",
 }
-
-# Paths: what counts is what lies there.
-PLACES = {"source", "root", "labels", "init"}
 
 
 @flags_restored()
@@ -71,9 +69,7 @@ def train_run(
         accelerator.wait_for_everyone()
         progress.say(f"{name or 'training'}: {recipe.title}, in {folder}")
         if started_before and not run.checkpoints():
-            lost = (
-                "has lost its checkpoints" if goes_on else "holds a start that ended before its first checkpoint"
-            )
+            lost = "has lost its checkpoints" if goes_on else "holds a start that ended before its first checkpoint"
             progress.say(f"{folder} {lost}; starting anew")
         with accelerator.local_main_process_first():  # it downloads what is missing
             task = kind.task(recipe, progress.say)
@@ -83,6 +79,7 @@ def train_run(
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         config = {"task": kind.name, **task.config, "parameters": parameters}
+        config["identity"] = before.get("identity", "") if before else _identity(recipe, config)
         files = DataFiles(folder, [task.train_source, task.eval_source], resumed=bool(before))
         lines = files.compare(recipe.data.hash_data)
         while line := on_main_process(lambda: next(lines, "")):  # one by one, so that no process waits for long
@@ -105,7 +102,7 @@ def train_run(
             f"{processes} {'process' if processes == 1 else 'processes'} on {accelerator.device.type}"
         )
         try:
-            metrics = train(task, recipe.training, run, accelerator, progress, _identity(recipe, config))
+            metrics = train(task, recipe.training, run, accelerator, progress, config["identity"])
         except Interrupted:  # in all processes; after a failure of a single one there would be no one to wait for
             accelerator.end_training()
             raise
@@ -221,12 +218,9 @@ def _changes(asked: Training, used: Training) -> Iterator[str]:
 
 
 def _identity(recipe: AnyRecipe, config: dict[str, Any]) -> str:
-    """A digest of what is the same whenever a run goes on, wherever its data lies: another run's is another one."""
-    may_differ = {*RESUME_MAY_CHANGE, *RESUME_MAY_ALTER, *PLACES}
-    changed = differences(recipe, type(recipe)())  # so that settings which are added later make no difference
-    settings = {name: value for name, value, _ in changed if name not in may_differ}
-    data = [config["label_names"], config["samples"], config.get("dense_labels", "")]
-    return hashlib.sha256(json.dumps([settings, data], sort_keys=True).encode()).hexdigest()[:16]
+    """Of a run, which its checkpoints carry: a digest of what it was started with."""
+    settings = {name: value for name, value in flat(asdict(recipe)) if name not in RESUME_MAY_CHANGE}
+    return hashlib.sha256(json.dumps([settings, config], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
