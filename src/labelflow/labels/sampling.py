@@ -27,7 +27,7 @@ Compat = Literal["none", "official"]
 class StoreLabels:
     """The labels of views, from a store: `labels(key, geometry) -> TokenLabels` of one sample, without B.
 
-    Every file of the store is checked here, once, so that workers which are forked afterwards need not do it again.
+    Every file of the store is checked here, once; data workers need not do it again.
 
     compat: "official" repeats what the public code did to crops: boxes transposed, maps taken for the whole image.
     Moves within the frame (RandAugment's) are labelflow's own in either case.
