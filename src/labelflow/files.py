@@ -1,8 +1,8 @@
 """Files on disk: written completely or not at all, and compared with their checksums before they are trusted.
 
 A folder's checksums.json lists the size and the SHA-256 of files beside it, as the manifest of a label store does.
-While a file is being replaced, two versions of it are listed, so that a kill at any moment leaves one that is. JSON in a
-folder that several processes write to carries its own checksum.
+While a file is being replaced, two versions of it are listed, so that a kill at any moment leaves one that is. JSON in
+a folder that several processes write to carries its own checksum.
 """
 
 import hashlib
