@@ -142,7 +142,7 @@ class TestFolders:
         assert folder_problem(folder) == f"{folder / 'a'} is damaged: checksum mismatch"
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contents=st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=4)), min_size=1, max_size=4),
     steps=st.integers(1, 40),

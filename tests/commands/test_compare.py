@@ -71,7 +71,7 @@ def test_it_leaves_cells_and_pages(finished: Path) -> None:
     assert (finished / "compare.svg").read_text().startswith('<svg xmlns="http://www.w3.org/2000/svg"')
     (speeds,) = finished.glob("speeds/*.json")
     assert json.loads(speeds.read_text())["cutmix"]["ratio"] == 1
-    assert set(json.loads(speeds.read_text())) == {"cutmix", "tl_align"}
+    assert set(json.loads(speeds.read_text())) == {"cutmix", "tl_align", "sha256"}
 
 
 def test_launched_processes_share_each_cell(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ KINDS = {
     "skipped": "skipped",
 }
 ALWAYS = ("survived", "refused", "SILENT", "TRACEBACK")
-QUICK = 40  # one fault of so many
+QUICK = 80  # one fault of so many
 
 
 def outcomes(folder: Path, quick: bool) -> Iterator[Outcome]:

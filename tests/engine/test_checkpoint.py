@@ -23,7 +23,7 @@ from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.optim import make_optimizer
 from labelflow.tasks import Recipe, train_run
 
-KILLS = {"classify": 12, "segment": 2, "detect": 2}  # half of them in the middle of a save
+KILLS = {"classify": 4, "segment": 1, "detect": 1}  # half of them in the middle of a save
 
 
 def test_killed_runs_end_alike(tmp_path: Path) -> None:
@@ -37,11 +37,12 @@ def test_killed_runs_end_alike(tmp_path: Path) -> None:
     assert len(re.findall(": killed", done.stdout)) >= least, done.stdout  # the kills did come in time
 
 
-@pytest.mark.parametrize("kind", ["train", "resume", "compare"])
-def test_of_two_starts_at_once_one_is_refused(tmp_path: Path, kind: str) -> None:
-    command = [sys.executable, str(Path(__file__).parent / "starts.py"), str(tmp_path), kind, "1"]
+def test_of_two_starts_at_once_one_is_refused(tmp_path: Path) -> None:
+    kinds = ["train", "resume", "compare"]
+    asked = [word for kind in kinds for word in (kind, "1")]
+    command = [sys.executable, str(Path(__file__).parent / "starts.py"), str(tmp_path), *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert f"{kind} 1 of 1 clean refusals" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"{kind} 1 of 1 clean refusals" for kind in kinds], done.stdout + done.stderr
 
 
 SMALL = Recipe(

@@ -11,5 +11,5 @@ def test_faults_are_survived_or_named(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     tried, survived, refused = map(int, re.findall(r"(\d+) (?:faults|survived|refused)", done.stdout.splitlines()[-1]))
-    assert tried >= 50
-    assert min(survived, refused) >= 10
+    assert tried >= 25
+    assert min(survived, refused) >= 5

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import labelflow as lf
 from labelflow import Exported
 from labelflow.data import Data, open_source
+from labelflow.files import forget_file
 from labelflow.formats import FORMATS, timm_folder, torch_program
 from labelflow.recipes import find
 from labelflow.tasks import evaluate_run, train_run
@@ -182,7 +183,7 @@ def test_a_classifier_stays_as_it_is(runs: Path, tmp_path: Path) -> None:
 
 def test_the_last_weights_come_without_metrics(runs: Path, tmp_path: Path) -> None:
     run = Path(copytree(runs / "vit", tmp_path / "run", ignore=lambda *_: ["timm", "onnx", "torch"]))
-    (run / "model.safetensors").unlink()
+    forget_file(run / "model.safetensors")
     path = lf.export(run).path
     assert "Metrics" not in (path / "README.md").read_text()
     assert (path / "model.safetensors").read_bytes() == (run / "last.safetensors").read_bytes()
@@ -201,7 +202,10 @@ def test_data_that_is_gone(runs: Path, photos: Path, tmp_path: Path) -> None:
     [
         (lambda model: lambda images: -model(images), "the exported torch model disagrees with vit and was discarded"),
         (lambda model: lambda images: model(images).roll(1, 0), "disagrees"),
-        (lambda model: lambda images: model(images.reshape(2, 3, 64, 64)), "vit cannot be exported as torch: shape"),
+        (
+            lambda model: lambda images: model(images.reshape(2, 3, 64, 64)),
+            "exported to .* as torch: shape",
+        ),
     ],
 )
 def test_what_disagrees_is_not_kept(

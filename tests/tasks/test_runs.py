@@ -15,6 +15,7 @@ from labelflow.data import Data
 from labelflow.data.changes import RECORD
 from labelflow.engine import Run, Training
 from labelflow.engine.checkpoint import Checkpoints, State
+from labelflow.files import forget_file
 from labelflow.tasks import Recipe, evaluate_run, runs, train_run
 from labelflow.tasks.recipe import read_recipe
 
@@ -219,7 +220,7 @@ class TestDataThatChanged:
     def test_a_refused_resume_records_nothing(self, recipe: Recipe, tmp_path: Path) -> None:
         """Here of a run that an older version started."""
         train_run(recipe, tmp_path / "run", resume=False, quiet=True)
-        (tmp_path / "run" / RECORD).unlink()
+        forget_file(tmp_path / "run" / RECORD)
         extra = tmp_path / "photos/train/cat/new.bmp"
         Image.new("RGB", (40, 40)).save(extra)
         with pytest.raises(ValueError, match="started with 16 training samples; now there are 17"):
@@ -228,6 +229,12 @@ class TestDataThatChanged:
         extra.unlink()
         train_run(recipe, tmp_path / "run", resume=True, quiet=True)
         assert (tmp_path / "run" / RECORD).exists()
+
+    def test_a_lost_record_is_not_one_that_never_was(self, recipe: Recipe, tmp_path: Path) -> None:
+        train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+        (tmp_path / "run" / RECORD).unlink()
+        with pytest.raises(ValueError, match=rf"{RECORD} is missing; restore it"):
+            train_run(recipe, tmp_path / "run", resume=True, quiet=True)
 
     def test_evaluations_do_not_care(self, recipe: Recipe, tmp_path: Path) -> None:
         train_run(recipe, tmp_path / "run", resume=False, quiet=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,9 +34,9 @@ class Busy(ValueError):
 
 @contextmanager
 def one_writer(folder: Path, instead: str = "choose another") -> Iterator[str]:
-    """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty (otherwise an
-    empty .lock stays in it). Among launched processes the main one takes it for all. Yields '' or, where the file
-    system has no locks, a warning. instead: what to do instead of waiting."""
+    """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty. Among
+    launched processes the main one takes it for all. Yields '' or, where the file system has no locks, a warning.
+    instead: what to do instead of waiting."""
     with ExitStack() as held:
         yield on_main_process(lambda: held.enter_context(_locked(folder, instead)))
 
@@ -63,15 +64,13 @@ def _locked(folder: Path, instead: str) -> Iterator[str]:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; name a folder")
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = FileLock(folder / LOCK, timeout=PATIENCE, fallback_to_soft=False, on_acquired=_write_holder)
+    lock = FileLock(folder / LOCK, timeout=PATIENCE, fallback_to_soft=False, on_acquired=partial(_take, folder / LOCK))
     try:
         yield _acquire(lock, folder, instead)
     finally:
         if lock.is_locked:
-            with suppress(OSError):
-                os.truncate(folder / LOCK, 0)
-                if os.listdir(folder) == [LOCK]:  # else it stays: NFS would not tell those who wait that it is gone
-                    (folder / LOCK).unlink()
+            with suppress(OSError):  # before it is released: whoever gets it then notices, and makes another
+                (folder / LOCK).unlink()
             lock.release()
         with suppress(OSError):  # until one is not empty
             for path in missing:
@@ -85,7 +84,7 @@ def _acquire(lock: BaseFileLock, folder: Path, instead: str) -> str:
         try:
             lock.acquire()
             return ""
-        except FileNotFoundError:  # another process has just removed its empty folder
+        except FileNotFoundError:  # another process has just removed it, or its empty folder
             continue
         except Timeout:
             raise Busy(f"{folder} is in use{_holder(folder)}; wait until it is free, or {instead}") from None
@@ -99,7 +98,10 @@ def _acquire(lock: BaseFileLock, folder: Path, instead: str) -> str:
     raise Busy(f"{folder} is in use by processes that start and fail; try again")
 
 
-def _write_holder(descriptor: int) -> None:
+def _take(path: Path, descriptor: int) -> None:
+    """Write down who holds the lock. FileNotFoundError if its file has been removed since it was opened."""
+    if not os.path.samestat(os.fstat(descriptor), path.stat()):
+        raise FileNotFoundError(path)
     who = {
         "process": os.getpid(),
         "host": socket.gethostname(),
