@@ -211,7 +211,7 @@ def checking(folder: Path, rounds: int) -> Table:
             label_view(store.at(place), Geometry((500, 375)), GRID, CLASSES)
 
     with_check, bare, _ = in_turns(lambda: opened(True), lambda: opened(False), rounds, time.perf_counter)
-    _, labels, ratio = in_turns(lambda: epoch(True), lambda: epoch(False), 3, time.perf_counter)
+    _, labels, ratio = in_turns(lambda: epoch(True), lambda: epoch(False), min(3, rounds), time.perf_counter)
     return {
         "check, open the store, s": bare,
         "check, open and check it, s": with_check,
