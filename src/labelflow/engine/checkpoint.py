@@ -121,18 +121,15 @@ class Checkpoints:
 
     def _go_back_to(self, state: State) -> bool:
         """The rest of the folder as it was then: weights may not have been published before a kill, or be damaged
-        since. Returns whether the best ones are lost, which is an error unless they were damaged along with a
-        checkpoint that will be made again."""
+        since. Returns whether the best ones are lost: damaged along with a checkpoint that will be made again."""
         lost = False
         self._publish(LAST, state.update)
         if self._folder(state.best_update).exists():
             self._publish(BEST, state.best_update)
-        elif self.run.has(BEST):
+        elif self.went_back and state.best is not None:
             try:
                 check_file(self.run / BEST)
-            except ValueError:
-                if not self.went_back:
-                    raise
+            except (ValueError, FileNotFoundError):
                 lost = True
                 forget_file(self.run / BEST)
                 self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
@@ -156,6 +153,9 @@ class Checkpoints:
             self.run.rewind(0)
             return None
         self.went_back = bool(damaged) and damaged[-1] > intact[-1]
+        best = self._folder(_state(intact[-1]).best_update)
+        if not self.went_back and best not in intact and self.run.has(BEST):
+            check_file(self.run / BEST)  # before anything is removed
         for folder in damaged:
             done = f"going back to {intact[-1]}" if folder > intact[-1] else f"{folder} is removed"
             self.tell(f"{problems[folder]}; {done}")
