@@ -57,7 +57,6 @@ class Checkpoints:
         """identity: of the run; checkpoints that have another one are not resumed from."""
         self.run, self.student, self.optimizer, self.ema = run, student, optimizer, ema
         self.accelerator, self.keep, self.tell, self.identity = accelerator, keep, tell, identity
-        self.went_back = False  # since the newest checkpoint was damaged
 
     def save(self, state: State) -> None:
         """Collective: all processes call it, the main one writes."""
@@ -121,20 +120,11 @@ class Checkpoints:
 
     def _go_back_to(self, state: State) -> bool:
         """The rest of the folder as it was then: weights may not have been published before a kill, or be damaged
-        since. Returns whether the best ones are lost: damaged along with a checkpoint that will be made again."""
-        lost = False
+        since. Returns whether there were best ones that are gone."""
         self._publish(LAST, state.update)
-        if self._folder(state.best_update).exists():
-            self._publish(BEST, state.best_update)
-        elif self.went_back and state.best is not None:
-            try:
-                check_file(self.run / BEST)
-            except (ValueError, FileNotFoundError):
-                lost = True
-                forget_file(self.run / BEST)
-                self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
+        self._publish(BEST, state.best_update)
         self.run.rewind(state.update)
-        return lost
+        return state.best is not None and not self.run.has(BEST)
 
     def _newest_intact(self) -> Path | None:
         """Removes what a kill left, and damaged checkpoints, of which newer ones will be made again."""
@@ -152,16 +142,25 @@ class Checkpoints:
         if not intact:
             self.run.rewind(0)
             return None
-        self.went_back = bool(damaged) and damaged[-1] > intact[-1]
-        best = self._folder(_state(intact[-1]).best_update)
-        if not self.went_back and best not in intact and self.run.has(BEST):
-            check_file(self.run / BEST)  # before anything is removed
+        if self._folder(_state(intact[-1]).best_update) not in intact:
+            self._check_best(made_again=bool(damaged) and damaged[-1] > intact[-1])  # before anything is removed
         for folder in damaged:
             done = f"going back to {intact[-1]}" if folder > intact[-1] else f"{folder} is removed"
             self.tell(f"{problems[folder]}; {done}")
             shutil.rmtree(folder)
         self._prune()
         return intact[-1]
+
+    def _check_best(self, made_again: bool) -> None:
+        """Damaged best weights are an error, unless the checkpoint that they were damaged with will be made again."""
+        try:
+            if self.run.has(BEST):
+                check_file(self.run / BEST)
+        except ValueError:
+            if not made_again:
+                raise
+            forget_file(self.run / BEST)
+            self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
 
     def _problem(self, folder: Path) -> str:
         """Why a checkpoint can't be used; '' if it can."""
