@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
-from labelflow.chance import Purpose, drawn_from, generator
+from labelflow.chance import Purpose, generator, restored_generators, seed_generators
 from labelflow.data.erasing import Patch, Patches
 from labelflow.data.geometry import Geometry
 from labelflow.data.normalise import Normalise
@@ -72,7 +72,7 @@ class Batch(NamedTuple):
 class PixelBatch(NamedTuple):
     """A batch as workers make it: a quarter of the bytes, and the rest is done on the device."""
 
-    pixels: Tensor  # (B, 3, H, W) uint8
+    pixels: Tensor  # (B, 3, H, W) uint8, in any layout
     labels: Tensor  # as of a Batch
     weights: Tensor
     problems: list[Problem]
@@ -82,14 +82,14 @@ class PixelBatch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
-        images = self.normalise(pixels)
+        images = self.normalise(pixels.contiguous())
         self.patches.to(device).paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
 
 def collate(views: list[View], normalise: Normalise) -> PixelBatch:
     return PixelBatch(
-        torch.stack([view.image for view in views]),
+        _stack([view.image for view in views]),
         torch.tensor([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
@@ -97,6 +97,25 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
         Patches.stack([view.patch for view in views]),
         normalise,
     )
+
+
+def _stack(images: list[Tensor]) -> Tensor:
+    """(B, 3, H, W), in memory as they are: Pillow has the three bytes of a pixel side by side, and the device is
+    quicker at moving them apart than a worker."""
+    last = not images[0].is_contiguous()
+    parts = [image.permute(1, 2, 0) for image in images] if last else images
+    batch = empty_batch(len(images), parts[0])
+    for place, part in zip(batch, parts, strict=True):
+        place.copy_(part)
+    return batch.permute(0, 3, 1, 2) if last else batch
+
+
+def empty_batch(count: int, like: Tensor) -> Tensor:
+    """Memory for so many tensors; in a worker it is shared with the main process, as that of `default_collate`."""
+    if get_worker_info() is None:
+        return like.new_empty(count, *like.shape)
+    storage = like._typed_storage()._new_shared(count * like.numel(), device=like.device)
+    return like.new(storage).view(count, *like.shape)
 
 
 class Readable(Protocol[Sample]):
@@ -142,11 +161,19 @@ class Views(Dataset[View]):
         return len(self.source)
 
     def __getitem__(self, draw: Draw) -> View:
+        return self.__getitems__([draw])[0]
+
+    def __getitems__(self, draws: Sequence[Draw]) -> list[View]:
+        """Those of a batch, which DataLoader asks for at once."""
+        with restored_generators():
+            return [self._view(draw) for draw in draws]
+
+    def _view(self, draw: Draw) -> View:
         index, (image, label), problem = load_sample(
             self.source, draw.sample, self.training, blank=lambda: (Image.new("RGB", (32, 32)), 0)
         )
-        with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
-            tracked = self.transform(image)
+        seed_generators(self.seed, Purpose.VIEW, draw.epoch, draw.position)
+        tracked = self.transform(image)
         counts = self.training or not problem
         dense = self.labeller(self.source.key(index), tracked.geometry) if self.labeller else None
         return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch)
