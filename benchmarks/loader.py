@@ -76,9 +76,15 @@ class Photos:
 
 
 def timms(photos: Photos, data: Data, training: bool) -> ImageDataset:
-    how = dict(is_training=training, interpolation=data.interpolation, use_prefetcher=True)
-    augmented = dict(auto_augment=data.auto_augment, re_prob=data.erasing, re_mode="pixel")
-    transform = create_transform(data.image_size, **how, **(augmented if training else {"crop_pct": data.test_crop}))
+    augmented = {"auto_augment": data.auto_augment, "re_prob": data.erasing, "re_mode": "pixel"}
+    transform = create_transform(
+        data.image_size,
+        is_training=training,
+        interpolation=data.interpolation,
+        crop_pct=data.test_crop,
+        use_prefetcher=True,
+        **augmented if training else {},
+    )
     if training:  # Pillow refuses to posterize to 0 bits, which timm asks for at times
         for operation in transform.transforms[2].ops:
             if operation.aug_fn is auto_augment.posterize:
@@ -107,7 +113,11 @@ class TorchvisionPhotos(Dataset[Any]):
             ]
         else:
             size = round(data.image_size / data.test_crop)
-            steps = [transforms.Resize(size, bilinear, antialias=True), transforms.CenterCrop(data.image_size), *colours]
+            steps = [
+                transforms.Resize(size, bilinear, antialias=True),
+                transforms.CenterCrop(data.image_size),
+                *colours,
+            ]
         self.photos, self.transform = photos, transforms.Compose(steps)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
@@ -59,7 +61,7 @@ class Draw(NamedTuple):
 
 
 class View(NamedTuple):
-    image: Any  # a tensor (3, H, W), uint8 if it is to be one of a batch; or a Deferred one
+    image: Any  # bytes of Pillow's, (H, W, 3); a tensor (3, H, W), uint8 if it is to be one of a batch; a Deferred one
     label: int
     weight: float
     problem: Problem | None = None  # why the sample could not be read, if it could not
@@ -93,7 +95,7 @@ class PixelBatch(NamedTuple):
         if self.plan:
             pixels = self.plan.to(device).apply(pixels)
         images = self.normalise(pixels)
-        self.patches.to(device).paint(images)
+        self.patches.paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
 
@@ -111,23 +113,24 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
     )
 
 
-def _stack(images: list[Tensor]) -> Tensor:
+def _stack(images: list[Tensor] | list[ndarray]) -> Tensor:
     """(B, 3, H, W), in memory as they are: Pillow has the three bytes of a pixel side by side, and the device is
     quicker at moving them apart than a worker."""
-    last = not images[0].is_contiguous()
-    parts = [image.permute(1, 2, 0) for image in images] if last else images
-    batch = empty_batch(len(images), parts[0])
-    for place, part in zip(batch, parts, strict=True):
-        place.copy_(part)
-    return batch.permute(0, 3, 1, 2) if last else batch
+    first = images[0]
+    batch = _empty(len(images), first.shape, first.dtype if isinstance(first, Tensor) else torch.uint8)
+    if isinstance(first, Tensor):
+        return torch.stack(images, out=batch)  # type: ignore[arg-type]
+    np.stack(images, out=batch.numpy())
+    return batch.permute(0, 3, 1, 2)
 
 
-def empty_batch(count: int, like: Tensor) -> Tensor:
-    """Memory for so many tensors; in a worker it is shared with the main process, as that of `default_collate`."""
+def _empty(count: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a batch; in a worker it is shared with the main process, as that of `default_collate`."""
+    like = torch.empty(0, dtype=dtype)
     if get_worker_info() is None:
-        return like.new_empty(count, *like.shape)
-    storage = like._typed_storage()._new_shared(count * like.numel(), device=like.device)
-    return like.new(storage).view(count, *like.shape)
+        return like.new_empty(count, *shape)
+    storage = like._typed_storage()._new_shared(count * math.prod(shape), device=like.device)
+    return like.new(storage).view(count, *shape)
 
 
 class Named(Protocol):
