@@ -142,6 +142,18 @@ def test_whole_pixels_stay_whole(cubic: bool) -> None:
     assert (outside == torch.tensor(FILL)[:, None]).all()
 
 
+@pytest.mark.parametrize("pixels", [(0.5, 0), (-0.5, 0), (0, 0.5), (0, -0.5)])
+def test_the_left_and_upper_edges_belong_to_an_image(pixels: tuple[float, float]) -> None:
+    """Half a pixel aside, one row or column comes from an edge exactly. The others do not."""
+    images = pictures()[:1, :, :32, :32]
+    x, y = pixels
+    expected = picture(images[0]).transform(
+        (32, 32), Image.Transform.AFFINE, (1, 0, x, 0, 1, y), BILINEAR, fillcolor=FILL
+    )
+    step = torch.tensor([[[1, 0, x / 32], [0, 1, y / 32], [0, 0, 1]]])
+    assert torch.equal(resample(images, step, none_of(images), FILL, torch.tensor([False]))[0], tensor(expected))
+
+
 @given(st.lists(st.floats(-0.4, 0.4), min_size=6, max_size=6), st.integers(0, 255), st.booleans())
 def test_one_colour_stays_that_colour(changes: list[float], colour: int, cubic: bool) -> None:
     """Whatever the weights add up to in single precision."""
