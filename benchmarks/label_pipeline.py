@@ -40,6 +40,7 @@ from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
 from labelflow.labels import Annotation, Draft, LabelMap, Manifest, Store, StoreLabels, annotate, label_view
 from labelflow.labels.annotation import best_scores, place_logits
+from labelflow.labels.sampling import ViewedMap, viewed_map
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixToken
 from labelflow.models.create import create
@@ -47,6 +48,7 @@ from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 from labelflow.targets import Plain, TokenLabel, Truth
 
 CLASSES, GRID = 1000, (14, 14)
+CPU = torch.device("cpu")
 Table = dict[str, float]
 
 
@@ -115,7 +117,7 @@ def prepare(maps: list[LabelMap], batch: int, rounds: int) -> tuple[Table, Tenso
     used = [maps[number % len(maps)] for number in range(batch)]
 
     def sparse() -> TokenLabels:
-        return TokenLabels.stack([label_view(*pair, GRID, CLASSES) for pair in zip(used, straight, strict=True)])
+        return ViewedMap.stack([viewed_map(*pair, GRID, CLASSES) for pair in zip(used, straight, strict=True)]).to(CPU)
 
     dense, labels = dense_labels(used, boxes), sparse()
     difference = (labels.tokens.dense(CLASSES).transpose(1, 2) - dense[:, :, 1:]).abs().max()

@@ -40,10 +40,11 @@ from torchvision.transforms import InterpolationMode
 
 from labelflow.chance import Purpose, restored_generators, seed_generators
 from labelflow.data import Data, Preprocessing, train_transform
+from labelflow.data.batches import Draw
 from labelflow.data.folder import find_images
 from labelflow.data.images import Decode, to_rgb
-from labelflow.data.transforms import _posterize, as_view
-from labelflow.data.views import Draw, PixelBatch, Views, collate
+from labelflow.data.transforms import _posterize
+from labelflow.data.views import PixelBatch, Views, collate
 from labelflow.labels import Draft, Manifest, Store, StoreLabels
 
 Make = Callable[[list[Draw]], tuple[float, Any]]  # seconds, and the batch
@@ -213,9 +214,7 @@ def main() -> None:
             "labelflow, --augment device": Views(photos, train_transform(device), 0, True),
             "labelflow, labels": Views(photos, train_transform(data), 0, True, labels),
             "labelflow, --augment device, labels": Views(photos, train_transform(device), 0, True, labels),
-            "labelflow, evaluation": Views(
-                photos, as_view(Preprocessing.of_data(data).transform(normalize=False)), 0, False
-            ),
+            "labelflow, evaluation": Views(photos, Preprocessing.of_data(data).view, 0, False),
         }
         ways: dict[str, Make] = {
             "timm": partial(other_way, timms(photos, data, True), fast_collate, True),

@@ -19,7 +19,7 @@ from labelflow.data.normalise import Normalise
 from labelflow.data.transforms import Steps, _posterize
 from labelflow.data.views import View, collate
 from labelflow.labels import Draft, Manifest, Store, StoreLabels
-from labelflow.sparse import TokenLabels
+from labelflow.labels.sampling import ViewedMap
 
 CLOSE = 0.1 / 18  # a tenth of a cell of an 18×18 map, as a part of the image
 PLAIN = Data(
@@ -208,9 +208,9 @@ def coordinate_store(folder: Path, images: dict[str, Image.Image], cells: int = 
     return draft.finish()
 
 
-def told(labels: TokenLabels) -> np.ndarray:
+def told(labels: ViewedMap) -> np.ndarray:
     """The coordinates that labels of tokens tell (N, 2): their scores are above that of "none", which is 0."""
-    y = TokenLabels.stack([labels]).tokens.dense(3)[0].double().numpy()
+    y = labels.stack([labels]).to(torch.device("cpu")).tokens.dense(3)[0].double().numpy()
     return np.log(y[:, :2] / y[:, 2:]) / 4
 
 

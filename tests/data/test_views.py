@@ -18,8 +18,9 @@ from torchvision.transforms import Compose
 
 from labelflow.chance import Purpose, drawn_from
 from labelflow.data import Data, World, eval_batches, on_device, train_batches, train_transform
+from labelflow.data.batches import Draw, EvalBatches, TrainBatches, fit_micro_batch
 from labelflow.data.images import Decode, to_rgb
-from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
+from labelflow.data.views import Views, load_sample
 
 CPU = torch.device("cpu")
 HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}

@@ -35,7 +35,6 @@ from labelflow.data.geometry import Geometry
 from labelflow.labels import Draft, Manifest, Store, label_view
 from labelflow.labels.annotation import annotator_columns, annotator_preprocessing, best_scores, place_logits
 from labelflow.labels.sampling import seen_window
-from labelflow.sparse import TokenLabels
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -323,7 +322,7 @@ def test_what_cannot_be_read(
     assert f"skipped {damaged}" in capsys.readouterr().out
     store = Store(tmp_path / "one")
     for key in store.keys():  # noqa: SIM118
-        found = TokenLabels.stack([label_view(store[key], Geometry((80, 60)), (3, 3), 2)])
+        found = label_view(store[key], Geometry((80, 60)), (3, 3), 2)
         uniform = torch.full((1, 9, 2), 0.5)
         assert torch.allclose(found.tokens.dense(2), uniform) == (key == "dog/1")
         assert torch.allclose(found.image.dense(2), uniform[:, 0]) == (key == "dog/1")

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from labelflow.chance import Purpose, drawn_from, seed_of
 from labelflow.data import Batch, Data, PixelBatch, unreadable
-from labelflow.data.views import TrainBatches
+from labelflow.data.batches import TrainBatches
 from labelflow.engine import Training
 from labelflow.models.create import create
 from labelflow.tasks import Classification, Recipe, classify, train_run

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from labelflow.classifier import Classifier
 from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
+from labelflow.data.batches import Draw
 from labelflow.data.loader import fixed_batches
-from labelflow.data.views import Batch, Draw
+from labelflow.data.views import Batch
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.progress import Counted
 from labelflow.labels.draft import Draft

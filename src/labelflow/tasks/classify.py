@@ -38,7 +38,6 @@ from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
-from labelflow.sparse import TokenLabels
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.recipe import KINDS, Recipe
@@ -150,7 +149,7 @@ class Classification(Evaluation):
         if self.labeller is not None:
             assert not isinstance(self.train_source, Stream)
             first = self.labeller(self.train_source.key(0), Geometry((size, size)))
-            dense = TokenLabels.stack([first, first])
+            dense = first.stack([first, first]).to(images.device)
         batch = Batch(images, labels, torch.ones(2), [], dense)
         with evaluating(self.student):
             for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
