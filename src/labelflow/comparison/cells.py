@@ -182,7 +182,7 @@ def data_digest(recipe: Recipe) -> str:
         source = open_source(recipe.data, split)
         parts += [split, *source.classes, str(len(source))]
         if isinstance(source, Folder):
-            parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
+            parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels)]
         elif isinstance(source, Stream):  # its order depends on its location and on the number of workers
             parts += [recipe.data.source, recipe.data.root, str(recipe.data.workers)]
         else:
