@@ -97,7 +97,8 @@ class Folder(Listed):
         if len(chosen) == len(index):
             chosen = range(len(index))
         self.labels = np.repeat(np.arange(len(places), dtype=np.int32), [len(own) for own in places])
-        self.paths = Paths(index, [str(self.folder / name) for name in self.classes], self.labels, chosen)
+        folders = [os.path.join(self.folder, name, "") for name in self.classes]
+        self.paths = Paths(index, folders, self.labels, chosen)
 
     def key(self, index: int) -> str:
         """`CLASS/FILE` without its ending, as the released label maps are called."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from multiprocessing.pool import ThreadPool
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -81,10 +82,9 @@ class FileIndex:
         _, ends, *_, files = self._arrays
         for start in range(0, len(places), PART):
             part = np.asarray(places[start : start + PART])
-            first = ends[part.min()]
-            text = files[first : ends[part.max() + 1]].tobytes()
-            spans = zip((ends[part] - first).tolist(), (ends[part + 1] - first - 1).tolist(), strict=True)
-            yield from (os.fsdecode(text[begin:end]) for begin, end in spans)
+            first, last = part.min(), part.max()
+            names = _from_bytes(files[ends[first] : ends[last + 1]])
+            yield from map(names.__getitem__, (part - first).tolist())
 
     def is_current(self, folder: str) -> bool:
         """Whether nothing was added, removed or renamed since the folder was listed."""
@@ -96,7 +96,7 @@ class Paths(Sequence[str]):
     """Files of an index, by their paths, which are made when they are asked for."""
 
     def __init__(self, files: FileIndex, folders: Sequence[str], labels: ndarray, places: ndarray | range) -> None:
-        """folders: of each label; labels: (N,); places: (N,), in the index."""
+        """folders: of each label, with their slash; labels: (N,); places: (N,), in the index."""
         self.files, self.folders, self.labels, self.places = files, folders, labels, places
 
     def __len__(self) -> int:
@@ -109,11 +109,11 @@ class Paths(Sequence[str]):
     def __getitem__(self, at: int | slice) -> str | Sequence[str]:
         if isinstance(at, slice):
             return Paths(self.files, self.folders, self.labels[at], self.places[at])
-        return os.path.join(self.folders[self.labels[at]], self.below(at))
+        return self.folders[self.labels[at]] + self.below(at)
 
     def __iter__(self) -> Iterator[str]:
         names = self.files.names(self.places)
-        return (os.path.join(self.folders[label], name) for label, name in zip(self.labels, names, strict=True))
+        return map(add, map(self.folders.__getitem__, self.labels), names)
 
     def below(self, at: int) -> str:
         """A file's path below its class folder."""
