@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 
@@ -210,6 +211,24 @@ def test_a_long_look_says_how_far_it_is(photos: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(changes, "PATIENCE", -1.0)
     lines = looked(tmp_path / "run", parts(photos), resumed=False)
     assert lines[3] == "looked at 4 of 12 files of the data"
+
+
+def test_slow_files_are_looked_at_by_several_threads(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked(tmp_path / "quick", parts(photos), resumed=False, contents=True)
+    threads = set()
+
+    def look(path: str) -> tuple[int, int]:
+        threads.add(get_ident())
+        return size_and_time(path)
+
+    size_and_time = changes._size_and_time
+    monkeypatch.setattr(changes, "_size_and_time", look)
+    monkeypatch.setattr(changes, "QUICK", -1.0)
+    looked(tmp_path / "slow", parts(photos), resumed=False, contents=True)
+    assert threads > {get_ident()}
+    assert (tmp_path / "slow" / changes.RECORD).read_bytes() == (tmp_path / "quick" / changes.RECORD).read_bytes()
 
 
 def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:
