@@ -88,8 +88,9 @@ class FileIndex:
 
     def is_current(self, folder: str) -> bool:
         """Whether nothing was added, removed or renamed since the folder was listed."""
-        states = [state_of(os.path.join(folder, path)) for path in _from_bytes(self._arrays.paths)]
-        return np.array_equal(np.ravel(states), self._arrays.states)
+        paths = [os.path.join(folder, path) for path in _from_bytes(self._arrays.paths)]
+        with ThreadPool(THREADS) as pool:
+            return np.array_equal(np.ravel(pool.map(state_of, paths)), self._arrays.states)
 
 
 class Paths(Sequence[str]):
