@@ -17,13 +17,15 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 from labelflow.data.cache import cache_folder
+from labelflow.data.changes import DataFiles
 from labelflow.data.folder import Folder, Listed
 from labelflow.data.images import EXTENSIONS
 
@@ -47,6 +49,9 @@ class Tuples(Listed):
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def files(self) -> list[str]:
+        return [path for path, _ in self.samples]
 
     def name(self, index: int) -> str:
         return self.samples[index][0]
@@ -82,7 +87,7 @@ def make_files(folder: Path, files: int, classes: int) -> None:
         place = folder / f"n{label:08d}"
         place.mkdir(parents=True)
         for number in range(label, files, classes):
-            os.close(os.open(place / f"{place.name}_{number // classes}.JPEG", os.O_CREAT))
+            os.close(os.open(f"{place}/{place.name}_{number // classes}.JPEG", os.O_CREAT))
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
@@ -94,8 +99,9 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def openings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds, by what was opened."""
+    """Median seconds, by what was done."""
     taken: dict[str, list[dict[str, float]]] = {}
+    paths, source = Tuples(root).files(), Index(root)
     for _ in range(rounds):
         shutil.rmtree(cache_folder(root), ignore_errors=True)
         for name, work in {
@@ -103,12 +109,19 @@ def openings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
             "index, first time": lambda: Index(root),
             "index, again": lambda: Index(root),
             "index, again, a tenth set aside": lambda: Folder(root, "train", val_fraction=0.1),
+            "sizes and times of all files, 16 threads": lambda: stat_all(paths),
+            "the same, as a run does when it starts": lambda: list(DataFiles(root, [source], False).compare(False)),
         }.items():
             taken.setdefault(name, []).append(timed(work))
     return {
         name: {clock: statistics.median(one[clock] for one in times) for clock in ("wall", "CPU")}
         for name, times in taken.items()
     }
+
+
+def stat_all(paths: Sequence[str]) -> list[os.stat_result]:
+    with ThreadPool(16) as pool:
+        return list(pool.imap(os.stat, paths, chunksize=64))
 
 
 def memory(process: int | str, *fields: str) -> float:
