@@ -17,15 +17,13 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 from labelflow.data.cache import cache_folder
-from labelflow.data.changes import DataFiles
 from labelflow.data.folder import Folder, Listed
 from labelflow.data.images import EXTENSIONS
 
@@ -49,9 +47,6 @@ class Tuples(Listed):
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    def files(self) -> list[str]:
-        return [path for path, _ in self.samples]
 
     def name(self, index: int) -> str:
         return self.samples[index][0]
@@ -99,9 +94,8 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def openings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds, by what was done."""
+    """Median seconds, by what was opened."""
     taken: dict[str, list[dict[str, float]]] = {}
-    paths, source = Tuples(root).files(), Index(root)
     for _ in range(rounds):
         shutil.rmtree(cache_folder(root), ignore_errors=True)
         for name, work in {
@@ -109,19 +103,12 @@ def openings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
             "index, first time": lambda: Index(root),
             "index, again": lambda: Index(root),
             "index, again, a tenth set aside": lambda: Folder(root, "train", val_fraction=0.1),
-            "sizes and times of all files, 16 threads": lambda: stat_all(paths),
-            "the same, as a run does when it starts": lambda: list(DataFiles(root, [source], False).compare(False)),
         }.items():
             taken.setdefault(name, []).append(timed(work))
     return {
         name: {clock: statistics.median(one[clock] for one in times) for clock in ("wall", "CPU")}
         for name, times in taken.items()
     }
-
-
-def stat_all(paths: Sequence[str]) -> list[os.stat_result]:
-    with ThreadPool(16) as pool:
-        return list(pool.imap(os.stat, paths, chunksize=64))
 
 
 def memory(process: int | str, *fields: str) -> float:
@@ -169,7 +156,10 @@ def workers_memory(root: Path, way: str, method: str, workers: int, epochs: int)
 def table(rows: dict[str, dict[str, float]], digits: int) -> str:
     columns = list(next(iter(rows.values())))
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {name} | {' | '.join(f'{row[one]:,.{digits}f}' for one in columns)} |" for name, row in rows.items()]
+    lines += [
+        f"| {name} | {' | '.join(f'{round(row[one], digits) + 0:,.{digits}f}' for one in columns)} |"
+        for name, row in rows.items()
+    ]
     return "\n".join(lines)
 
 
