@@ -4,12 +4,13 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from labelflow.data.images import EXTENSIONS, read
+from labelflow.data.images import EXTENSIONS, Decode, to_rgb
 from labelflow.data.index import FileIndex, Paths, open_index
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
@@ -25,8 +26,9 @@ class Listed:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        return read(self.paths[index]), int(self.labels[index])
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+        with Image.open(self.paths[index]) as image:
+            return decode(image), int(self.labels[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]

@@ -38,9 +38,9 @@ class Streamed(IterableDataset[View]):
     def __iter__(self) -> Iterator[View]:
         worker = get_worker_info()
         number = 0 if worker is None else worker.id
-        for position, (image, label) in enumerate(self.stream.open(self.epoch)):
+        for position, (image, label) in enumerate(self.stream.open(self.epoch, decode=lambda image: image)):
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
-                tracked = self.transform(image)
+                tracked = self.transform(self.transform.decode(image))
                 yield View(tracked.image, label, 1.0, patch=tracked.patch)
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from labelflow.data.folder import Folder
-from labelflow.data.images import to_rgb
+from labelflow.data.images import Decode, to_rgb
 from labelflow.data.settings import Data
 from labelflow.data.views import Source
 from labelflow.data.world import World
@@ -26,9 +26,9 @@ class Indexed:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         image, label = self.pair(self.dataset[index])
-        return to_rgb(image), int(label)
+        return decode(image), int(label)
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
@@ -53,8 +53,8 @@ class Stream:
     def __len__(self) -> int:
         return self.samples
 
-    def open(self, epoch: int) -> Iterator[tuple[Image.Image, int]]:
-        return ((to_rgb(image), int(label)) for image, label in self.opening(epoch))
+    def open(self, epoch: int, decode: Decode = to_rgb) -> Iterator[tuple[Any, int]]:
+        return ((decode(image), int(label)) for image, label in self.opening(epoch))
 
     def files(self) -> list[str]:
         """Shards that lie here."""
