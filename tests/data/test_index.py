@@ -117,6 +117,11 @@ def test_a_folder_has_the_samples_of_a_naive_listing(
                 assert (source.name(at), source.key(at), source.labels[at]) == (path, below, label)
 
 
+def test_val_may_lack_classes(tmp_path: Path) -> None:
+    root = grow(tmp_path, [*(f"train/{name}/1.png" for name in "abcd"), "val/a/2.png", "val/c/3.png"])
+    assert samples(Folder(root, "val")) == [(str(root / "val/a/2.png"), 0), (str(root / "val/c/3.png"), 2)]
+
+
 def test_a_folder_is_listed_once(cache: Path, photos: Path, listed: list[str]) -> None:
     """For both splits, any seed and any spelling of its path."""
     first = samples(Folder(photos))
