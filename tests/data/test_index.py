@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import labelflow as lf
 from labelflow.data import Data, index, open_source, scan
 from labelflow.data.folder import Folder
 from labelflow.data.index import FileIndex, Joined, open_index
+from labelflow.files import atomic_write
 
 Samples = list[tuple[str, int]]
 TICK = 0.02  # seconds: longer than a file system's clock takes to move on
@@ -301,6 +302,23 @@ def test_workers_of_a_run_whose_cache_is_gone_get_what_it_started_with(
     assert list(again.names(range(len(again)))) == list(source.names(range(len(source)))) == before
     with pytest.raises(ValueError, match="was replaced or removed while workers started"):
         pickle.loads(sent)
+
+
+def test_writers_have_drafts_of_their_own(cache: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that another process has just mapped under its new name must not be written to again."""
+    drafts = []
+
+    @contextmanager
+    def spy(path: Path, mark: str) -> Iterator[Path]:
+        with atomic_write(path, mark) as draft:
+            drafts.append(draft)
+            yield draft
+
+    monkeypatch.setattr(index, "atomic_write", spy)
+    for _ in range(2):
+        Folder(photos)
+        shutil.rmtree(cache)
+    assert len(set(drafts)) == 2
 
 
 def test_several_open_it_at_once(cache: Path, photos: Path) -> None:
