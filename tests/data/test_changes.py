@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import get_ident
 
+import numpy as np
 import pytest
 
 from labelflow.data import Data, Stream, World, changes, open_source
@@ -213,22 +214,26 @@ def test_a_long_look_says_how_far_it_is(photos: Path, tmp_path: Path, monkeypatc
     assert lines[3] == "looked at 4 of 12 files of the data"
 
 
+@pytest.mark.parametrize("slow", [True, False])
 def test_slow_files_are_looked_at_by_several_threads(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked(tmp_path / "quick", parts(photos), resumed=False, contents=True)
     threads = set()
+
+    class Many:
+        def files(self) -> list[str]:
+            return [f"photos/{number}" for number in range(5000)]
 
     def look(path: str) -> tuple[int, int]:
         threads.add(get_ident())
-        return size_and_time(path)
+        return int(path.removeprefix("photos/")), 7
 
-    size_and_time = changes._size_and_time
     monkeypatch.setattr(changes, "_size_and_time", look)
-    monkeypatch.setattr(changes, "QUICK", -1.0)
-    looked(tmp_path / "slow", parts(photos), resumed=False, contents=True)
-    assert threads > {get_ident()}
-    assert (tmp_path / "slow" / changes.RECORD).read_bytes() == (tmp_path / "quick" / changes.RECORD).read_bytes()
+    monkeypatch.setattr(changes, "QUICK", -1.0 if slow else 1.0)
+    looked(tmp_path / "run", [Many()], resumed=False)
+    with np.load(tmp_path / "run" / changes.RECORD) as record:
+        assert record["sizes"].tolist() == list(range(5000))
+    assert (len(threads) > 1) == slow
 
 
 def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_workers_map_the_cache(cache: Path, tmp_path: Path) -> None:
     source = Folder(root, val_fraction=0.5)
     assert len(pickle.dumps(source.paths.files)) < 500
     assert len(pickle.dumps(source)) < 2500 + 8 * len(source)
+    whole = Folder(root, "val", val_fraction=1)
+    assert len(pickle.dumps(whole)) < 2500 + 4 * len(whole)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(source.name, range(5)) == list(source.files()[:5])
 
