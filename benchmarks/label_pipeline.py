@@ -34,7 +34,8 @@ from torchvision.ops import roi_align
 
 from labelflow.chance import drawn_from
 from labelflow.classifier import load
-from labelflow.data import Data, Folder, Source, on_device, train_batches, train_transform
+from labelflow.data import Data, Source, on_device, train_batches, train_transform
+from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
@@ -52,13 +53,13 @@ CPU = torch.device("cpu")
 Table = dict[str, float]
 
 
-class Photos(Folder):
+class Photos(Listed):
     """All images below a folder, with ImageNet's classes."""
 
     def __init__(self, root: Path, classes: list[str], count: int) -> None:
         files = sorted(path for path in root.rglob("*") if path.suffix.lower() in EXTENSIONS)
-        self.root, self.folder, self.classes = root, root, classes
-        self.samples = [(str(path), 0) for path in random.Random(0).sample(files, min(count, len(files)))]
+        chosen = [str(path) for path in random.Random(0).sample(files, min(count, len(files)))]
+        super().__init__(root, chosen, [0] * len(chosen), classes)
 
     def key(self, index: int) -> str:
         return f"{index:06d}"

@@ -41,8 +41,8 @@ from torchvision.transforms import InterpolationMode
 from labelflow.chance import Purpose, restored_generators, seed_generators
 from labelflow.data import Data, Preprocessing, train_transform
 from labelflow.data.batches import Draw
-from labelflow.data.folder import find_images
 from labelflow.data.images import Decode, to_rgb
+from labelflow.data.scan import find_images
 from labelflow.data.transforms import _posterize
 from labelflow.data.views import PixelBatch, Views, collate
 from labelflow.labels import Draft, Manifest, Store, StoreLabels

@@ -24,7 +24,7 @@ from data.test_batched import (
     pictures,
     tensor,
 )
-from data.test_geometry import PLAIN, coordinates, middles, seen_at
+from data.test_geometry import PLAIN, as_tensor, coordinates, middles, seen_at
 from labelflow.chance import drawn_from
 from labelflow.data import train_transform
 from labelflow.data.geometry import GEOMETRIC, Geometry, Matrix, Tracked
@@ -223,7 +223,7 @@ def test_views_show_what_their_labels_are_taken_from(number: int) -> None:
             seen = transform(coordinates())
         geometry = reduce(Geometry.move, _steps(several(seed, number, (112, 112))), seen.geometry)
         maps, frames = stack([geometry.moved]), frames_of([geometry])
-        view = resample(seen.image[None], maps, frames, (0, 0, 0), torch.tensor([seed % 2 == 0]))[0]
+        view = resample(as_tensor(seen.image)[None], maps, frames, (0, 0, 0), torch.tensor([seed % 2 == 0]))[0]
         shown, inside, _ = seen_at((view / 255).clamp(max=1), 14)
         error = np.abs(shown + 0.5 / 255 - middles(geometry.matrix, 14))[inside]  # it is rounded down
         assert error.max(initial=0) <= 0.1 / 14

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -111,7 +111,9 @@ def eval_batches(
     return _load(Views(source, how.view, 0, training=False), data, how.normalise, batch_sampler=batches)
 
 
-def fixed_batches(source: Source, how: Preprocessing, data: Data, batches: list[list[Draw]]) -> Iterator[PixelBatch]:
+def fixed_batches(
+    source: Source, how: Preprocessing, data: Data, batches: Iterable[list[Draw]]
+) -> Iterator[PixelBatch]:
     """Exactly these samples, each with one view."""
     views = Views(source, how.view, 0, training=False)
     return iter(_load(views, data, how.normalise, batch_sampler=batches))

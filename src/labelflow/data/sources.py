@@ -201,9 +201,9 @@ def is_named(source: str) -> bool:
     return prefix.partition("(")[0] in SOURCES and bool(name) == (prefix in ("torch", "hfds", "hfids"))
 
 
-def open_source(data: Data, split: str) -> Source | Stream:
-    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
+def open_source(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source | Stream:
+    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder. tell: hears of progress."""
     if is_named(data.source):
         prefix, _, name = data.source.partition("/")
         return SOURCES[prefix.partition("(")[0]](name, data, split)
-    return Folder(data.source, split, data.val_fraction, data.split_seed)
+    return Folder(data.source, split, data.val_fraction, data.split_seed, tell)

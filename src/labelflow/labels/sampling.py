@@ -18,6 +18,7 @@ from torch import Tensor
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry, Matrix
 from labelflow.flow import product
+from labelflow.labels.keys import SourceKeys
 from labelflow.labels.manifest import center_part
 from labelflow.labels.store import LabelMap, Store
 from labelflow.sparse import Sparse, TokenLabels
@@ -218,7 +219,7 @@ def _official_matrix(geometry: Geometry, cells: tuple[int, ...]) -> Matrix:
 
 def check_keys(store: Store, source: Source) -> None:
     """Every sample has its labels."""
-    missing = store.lacks([source.key(index) for index in range(len(source))])
+    missing = store.lacks(SourceKeys(source))
     if missing:
         raise ValueError(
             f"{store.folder} has no labels for {len(missing)} of the {len(source)} training images, such as "
