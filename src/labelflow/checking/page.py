@@ -19,7 +19,7 @@ from labelflow.spec import printable
 
 SIDE = 112  # pixels of a thumbnail, at most
 NAMES, SHOWN = 5, 8  # files of a problem: named, and shown
-CLASSES, OF_EACH = 40, 6  # of the contact sheet
+CLASSES, OF_EACH = 40, 8  # of the contact sheet
 GROUPS = 24  # of duplicates
 BARS = 24
 

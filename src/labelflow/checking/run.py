@@ -44,7 +44,7 @@ class DataCheck(Page):
         return [problem._asdict() for problem in self.problems]
 
 
-def check_folder(
+def check_data(
     root: Path | str,
     out: Path | str | None = None,
     *,
@@ -53,7 +53,8 @@ def check_folder(
     workers: int = -1,
     quiet: bool = False,
 ) -> DataCheck:
-    """Read all images of a folder, but for those that an earlier check has read, and report what is wrong with them.
+    """Read all images of a folder, but for those that an earlier check has read, and report what is wrong with them, as
+    `labelflow data check` does.
 
     out: the folder of the report; checks/NAME by default. min_side: images with a shorter side are tiny.
     max_megapixels: larger images are huge. workers: threads that read images; -1: one for each core, at most 16.

@@ -32,10 +32,10 @@ def check(
         workers: Threads that read images; -1: one for each core, at most 16.
         as_json: Print JSON instead of a table.
     """
-    from labelflow.checking.run import check_folder
+    from labelflow.checking.run import check_data
 
     try:
-        found = check_folder(
+        found = check_data(
             folder, out, min_side=min_side, max_megapixels=max_megapixels, workers=workers, quiet=as_json
         )
     except KeyboardInterrupt:

@@ -109,8 +109,9 @@ class CheckedFiles:
 def _read(path: Path) -> tuple[ndarray, Reasons] | None:
     """None if it is damaged, or of another version."""
     try:
-        with np.load(path) as arrays:
+        with open(path, "rb") as file, np.load(file) as arrays:
             files, reasons = arrays["files"], json.loads(arrays["unreadable"].tobytes())
+        unreadable = {name: (kind, reason) for name, (kind, reason) in reasons.items()}
     except (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, BadZipFile, ZlibError):
         return None
-    return (files, reasons) if files.dtype == FILE else None
+    return (files, unreadable) if files.dtype == FILE else None
