@@ -10,7 +10,18 @@ import pytest
 from PIL import Image
 
 import labelflow.html
-from labelflow.html import Interval, bar_chart, data_uri, document, dot_plot, legend, line_chart, save, standalone, table
+from labelflow.html import (
+    Interval,
+    bar_chart,
+    data_uri,
+    document,
+    dot_plot,
+    legend,
+    line_chart,
+    save,
+    standalone,
+    table,
+)
 from labelflow.html.chart import COLOURS
 
 SHEET = Path(labelflow.html.__file__).with_name("style.css").read_text()

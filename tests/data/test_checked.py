@@ -84,7 +84,7 @@ def test_a_damaged_record_is_not_believed(tmp_path: Path) -> None:
     path, *_ = folder(tmp_path / "photos", 1)
     checked = CheckedFiles(path.parent)
     checked.add(row(checked, path, UNREADABLE), {path.name: ("damaged", "broken")})
-    part, = checked.parts
+    (part,) = checked.parts
     whole = part.read_bytes()
     for place in range(0, len(whole), 7):
         part.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])

@@ -38,7 +38,7 @@ def list_images(root: Path | str) -> Listing:
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; give one of images, with a folder for each class")
-    if not any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(root)):
+    if not any(path.is_dir() and not path.name.startswith(".") for path in root.iterdir()):
         paths = [str(root / name) for name in image_files(root)]
         if not paths:
             raise ValueError(f"{root} has no images; they end in {shorten(sorted(EXTENSIONS))}")

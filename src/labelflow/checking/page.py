@@ -19,7 +19,7 @@ from labelflow.spec import printable
 
 SIDE = 112  # pixels of a thumbnail, at most
 NAMES, SHOWN = 5, 8  # files of a problem: named, and shown
-CLASSES, OF_EACH = 40, 8  # of the contact sheet
+CLASSES, OF_EACH = 30, 8  # of the contact sheet
 GROUPS = 24  # of duplicates
 BARS = 24
 
@@ -180,6 +180,6 @@ def _thumbnail(path: str, caption: str = "") -> str:
     except Exception:  # it is damaged, or has gone
         return ""
     encoded = io.BytesIO()
-    small.save(encoded, "JPEG", quality=80)
+    small.save(encoded, "JPEG", quality=75)
     name, below = escape(printable(path)), f"<small>{escape(printable(caption))}</small>" if caption else ""
     return f'<div><img alt="" title="{name}" src="{data_uri(encoded.getvalue(), "JPEG")}">{below}</div>'

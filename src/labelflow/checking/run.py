@@ -1,7 +1,6 @@
 """A check of a folder of images, from its list of files to its report."""
 
 import csv
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +39,11 @@ class DataCheck(Page):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The rows of problems.csv."""
-        return [problem._asdict() for problem in self.problems]
+        """The rows of problems.csv. Bytes of a file's name that are not UTF-8 become `\\udc80` to `\\udcff`."""
+        return [
+            {name: value.encode(errors="backslashreplace").decode() for name, value in problem._asdict().items()}
+            for problem in self.problems
+        ]
 
 
 def check_data(
@@ -75,14 +77,11 @@ def check_data(
     found = DataCheck(folder, summarise(listing, files.rows, problems), problems, files.new)
     save(found.page, make_page(listing, files.rows, problems, found.summary))
     save(folder / "check.json", json.dumps(found.summary, indent=1) + "\n")
-    with atomic_write(folder / "problems.csv") as draft:
-        draft.write_bytes(_csv(problems).encode(errors="backslashreplace"))
+    with (
+        atomic_write(folder / "problems.csv") as draft,
+        open(draft, "w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.DictWriter(file, Problem._fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found.records)
     return found
-
-
-def _csv(problems: list[Problem]) -> str:
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(Problem._fields)
-    writer.writerows(problems)
-    return written.getvalue()
