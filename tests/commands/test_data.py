@@ -11,6 +11,7 @@ from PIL import Image
 
 from labelflow.checking import run
 from labelflow.cli import main
+from labelflow.data import unreadable
 
 
 @pytest.fixture
@@ -74,3 +75,20 @@ def test_torch_is_not_needed(photos: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_train_knows_what_was_found(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It does not look at those files again."""
+    (photos / "cat" / "3.png").write_bytes(b"")
+    with pytest.raises(SystemExit):
+        main(["data", "check", "photos"])
+    monkeypatch.setattr(unreadable, "check_file", lambda path: pytest.fail(path))
+    model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
+    small = ["--model", model, "--image-size", "16", "--batch", "2", "--workers", "0", "--epochs", "1"]
+    assert main(["train", "small_vit_tl_align", "--data", "photos", "--out", "run", *small]) == 2
+    said = capsys.readouterr().err
+    assert "cannot read photos/cat/3.png: the file is empty (none was allowed)" in said
+    assert said.endswith("--skip-unreadable 1; labelflow data check photos finds all such files\n")
+    assert not Path("run").exists()

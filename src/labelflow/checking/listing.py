@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from labelflow.data.folder import EXTENSIONS, Folder, image_files, shorten
+from labelflow.data.folder import Folder, image_files, shorten
+from labelflow.data.images import EXTENSIONS
 
 
 class Listing(NamedTuple):
