@@ -43,7 +43,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path(os.fsdecode(os.fsencode(cat) + b"/" + name)).write_bytes(whole[:-300])
     Image.new("1", (20_000, 10_000)).save(cat / "bomb.png")
     noise(1).save(cat / "png.jpg", "PNG")
-    noise(2, 1, 1).save(cat / "pixel.png")
+    noise(2, 1, 1).save(cat / "pixel\x1b.png")
     noise(3, 15, 200).save(cat / "thin.png")
     Image.new("1", (10_000, 6_000)).save(cat / "huge.png")
     noise(4).convert("CMYK").save(cat / "cmyk.jpg")

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,6 +162,14 @@ def test_a_kill_loses_nothing_that_was_saved(photos: Path) -> None:
     resumed = check(photos)
     assert resumed.new == 16 - known
     assert (resumed.rows["width"] == 30).all()
+
+
+def test_a_lack_of_memory_is_not_remembered(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "to_rgb", Mock(side_effect=[MemoryError, *[None] * 15]))
+        assert list(check(photos).unreadable.values()) == [("inaccessible", "out of memory")]
+    again = check(photos)
+    assert (again.new, again.unreadable) == (1, {})
 
 
 def test_what_may_pass_is_not_remembered(photos: Path) -> None:

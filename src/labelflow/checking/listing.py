@@ -24,7 +24,7 @@ class Listing(NamedTuple):
 
     def below(self, path: str) -> str:
         """The name of a file below the folder."""
-        return path[len(str(self.root / "x")) - 1 :]
+        return path.removeprefix(os.path.join(self.root, ""))
 
     def class_counts(self) -> ndarray:
         """(classes, splits): images"""
@@ -62,5 +62,5 @@ def list_images(root: Path | str) -> Listing:
 def _labels(half: Folder) -> Iterator[int]:
     """Of each file, by the class folder that it lies in."""
     places = {name: place for place, name in enumerate(half.classes)}
-    above = len(str(half.folder / "x")) - 1
-    return (places[path[above:].partition(os.sep)[0]] for path in half.files())
+    above = os.path.join(half.folder, "")
+    return (places[path.removeprefix(above).partition(os.sep)[0]] for path in half.files())

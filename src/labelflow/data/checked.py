@@ -45,7 +45,7 @@ class CheckedFiles:
 
     def __init__(self, root: Path | str) -> None:
         self.folder = cache_folder(root) / "check"
-        self.prefix = str(Path(root) / "x")[:-1]  # of the paths of files
+        self.prefix = os.path.join(Path(root), "")  # of paths; those below . may lack it
         self.parts = sorted(self.folder.glob("[!.]*.npz"))
         found = [part for part in map(_read, self.parts) if part]
         files = np.concatenate([np.zeros(0, FILE), *(files for files, _ in found)])
@@ -55,7 +55,7 @@ class CheckedFiles:
 
     def name(self, path: str) -> str:
         """Below the folder."""
-        return path[len(self.prefix) :]
+        return path.removeprefix(self.prefix)
 
     def key(self, path: str) -> int:
         digest = hashlib.blake2b(os.fsencode(self.name(path)), digest_size=8).digest()
@@ -79,8 +79,7 @@ class CheckedFiles:
         """Those of these files that can't be read, and why."""
         if not self.unreadable:
             return {}
-        listed = set(paths)
-        there = [path for path in (self.prefix + name for name in self.unreadable) if path in listed]
+        there = [path for path in paths if self.name(path) in self.unreadable]
         places = self.find(there)
         bad = (places >= 0) & (self.files["flags"][places] & UNREADABLE > 0)
         return {path: self.unreadable[self.name(path)][1] for path, is_bad in zip(there, bad, strict=True) if is_bad}
