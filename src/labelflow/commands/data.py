@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections import Counter
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ from tyro.conf import Positional
 
 if TYPE_CHECKING:
     from labelflow.checking.run import DataCheck
+
+SHOWN = 3  # files of a problem
 
 
 def check(
@@ -68,12 +70,11 @@ def _print(found: "DataCheck") -> None:
     if sizes := list(summary["classes"].values()):
         print(f"classes of {min(sizes):,} to {max(sizes):,} images")
     if found.problems:
-        shown = Table("", "problem", "files", "first of them", box=None)
-        counted = Counter(problem.problem for problem in found.problems)
-        for kind, count in counted.items():
-            first = next(problem for problem in found.problems if problem.problem == kind)
-            level = summary["problems"][kind]["level"]
-            shown.add_row(level, kind, f"{count:,}", printable(f"{first.file.removeprefix(root)}: {first.detail}"))
+        shown = Table("", "problem", "count", "first of them", box=None)
+        for kind, group in groupby(found.problems, key=lambda problem: problem.problem):
+            first = [printable(f"{one.file.removeprefix(root)}: {one.detail}") for one in islice(group, SHOWN)]
+            level, count = summary["problems"][kind].values()
+            shown.add_row(level, kind, f"{count:,}", "\n".join(first))
         table_console().print(shown)
     else:
         print("no problems found")
