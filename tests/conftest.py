@@ -5,12 +5,22 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the network
 os.environ.setdefault("TRITON_INTERPRET", "1")  # our kernels run without a GPU
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
 
 hypothesis.settings.register_profile("labelflow", deadline=None, max_examples=40, derandomize=True)
 hypothesis.settings.load_profile("labelflow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is remembered about data is remembered elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LABELFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)

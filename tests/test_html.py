@@ -10,7 +10,18 @@ import pytest
 from PIL import Image
 
 import labelflow.html
-from labelflow.html import Interval, data_uri, document, dot_plot, legend, line_chart, save, standalone, table
+from labelflow.html import (
+    Interval,
+    bar_chart,
+    data_uri,
+    document,
+    dot_plot,
+    legend,
+    line_chart,
+    save,
+    standalone,
+    table,
+)
 from labelflow.html.chart import COLOURS
 
 SHEET = Path(labelflow.html.__file__).with_name("style.css").read_text()
@@ -66,6 +77,14 @@ def test_many_lines_differ_in_colour_or_dashes() -> None:
     assert [
         (group.get("class"), group.get("stroke-dasharray")) for group in ET.fromstring(legend(names)).iter("g")
     ] == looks
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    svg = ET.fromstring(bar_chart("<images>", [10, 0, 5], {0: "1", 3: "<8>"}, "pixels"))
+    tops = [float(y) for y in re.findall(r"V([\d.]+)h", svg.find("path[@class='line-0']").get("d"))]
+    heights = {text.text: float(text.get("y")) - 5 for text in svg.iter("text") if text.get("x") == "52.0"}
+    assert tops == [heights["10"], pytest.approx((heights["10"] + heights["0"]) / 2)]
+    assert [text.text for text in svg.iter("text")][-3:] == ["1", "<8>", "pixels"]
 
 
 def test_a_long_legend_goes_on_below() -> None:

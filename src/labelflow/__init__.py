@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from labelflow import adapters, flow, mixers, models, tokens
     from labelflow.align import Aligned, Output, Student
     from labelflow.api import annotate, compare, robust, train
+    from labelflow.checking.run import check_data
     from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
     from labelflow.formats.exported import Exported, export
@@ -64,6 +65,7 @@ __all__ = [
     "TokenMix",
     "adapters",
     "annotate",
+    "check_data",
     "compare",
     "export",
     "flow",

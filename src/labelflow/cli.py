@@ -50,6 +50,12 @@ STUDY = {
         "What the finished cells of a study decide. Example: labelflow study report studies/claims",
     ),
 }
+DATA = {
+    "check": Command(
+        "data:check",
+        "Read all images of a folder, and report what is wrong with them. Example: labelflow data check my/photos",
+    ),
+}
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "list": Command(
         "list:list_recipes", "Every recipe, with the number that its paper reports. Example: labelflow list swin"
@@ -107,6 +113,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "Dense labels from a trained classifier. "
         "Example: labelflow annotate my/photos --model runs/photos --out labels",
     ),
+    "data": DATA,
     "labels": LABELS,
     "study": STUDY,
     "figure": Command(
@@ -126,6 +133,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     ),
 }
 GROUPS = {  # commands of commands
+    "data": "Check images before training on them. Example: labelflow data check my/photos",
     "labels": "Inspect, check, import, export and draw dense labels. Example: labelflow labels inspect labels/photos",
     "study": "Run a planned study, and report what it decides. Example: labelflow study report studies/claims",
 }

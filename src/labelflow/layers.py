@@ -10,7 +10,7 @@ COMPUTE = (  # decides the numbers of a run
 )
 PRESENTATION = (  # configures, shows or compares runs
     *("layers", "arguments", "html", "analysis", "formats", "figures", "report", "recipes", "comparison"),
-    *("robustness", "study", "explore", "api", "commands", "cli", "__main__"),
+    *("checking", "robustness", "study", "explore", "api", "commands", "cli", "__main__"),
 )
 LAYERS = COMPUTE + PRESENTATION
 

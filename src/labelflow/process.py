@@ -1,4 +1,4 @@
-"""Which of the processes this is that torchrun or accelerate launched."""
+"""Which of the processes this is that torchrun or accelerate launched, and the cores that it has."""
 
 import os
 
@@ -15,3 +15,9 @@ def is_launched() -> bool:
 
 def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def core_count() -> int:
+    """For one of the processes on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

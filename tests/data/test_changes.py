@@ -228,7 +228,7 @@ def test_slow_files_are_looked_at_by_several_threads(
         threads.add(get_ident())
         return int(path.removeprefix("photos/")), 7
 
-    monkeypatch.setattr(changes, "_size_and_time", look)
+    monkeypatch.setattr(changes, "size_and_time", look)
     monkeypatch.setattr(changes, "QUICK", -1.0 if slow else 1.0)
     looked(tmp_path / "run", [Many()], resumed=False)
     with np.load(tmp_path / "run" / changes.RECORD) as record:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from labelflow.checking.run import check_data
 from labelflow.data import FileCheck, Problem, Unreadable, unreadable
 from labelflow.data.images import EXTENSIONS
 from labelflow.data.unreadable import check_file
@@ -35,6 +36,8 @@ def test_the_number_to_skip_is_told() -> None:
     with pytest.raises(ValueError, match=r"5 images: 0\.jpg: .*; 1\.jpg: .*; 2\.jpg: .* … .*--skip-unreadable 5$"):
         Unreadable(4, print)(problems)
     Unreadable(5, lambda text: None)(problems)
+    with pytest.raises(ValueError, match=r"--skip-unreadable 1; see there$"):
+        Unreadable(0, print, "; see there")(problems[:1])
 
 
 @pytest.mark.parametrize("ending", sorted(EXTENSIONS))
@@ -75,3 +78,25 @@ def test_it_goes_on_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     check.wait(60.0)
     assert check.found() == [Problem("2", "broken")]
     assert check.found() == []
+
+
+def test_what_a_check_has_read_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "photos").mkdir()
+    paths = [tmp_path / "photos" / f"{number}.jpg" for number in range(5)]
+    for number, path in enumerate(paths):
+        Image.fromarray(PIXELS[number:]).save(path)
+    paths[1].write_bytes(paths[1].read_bytes()[:-500])  # the check finds it
+    check_data(tmp_path / "photos", out=tmp_path / "out", quiet=True)
+    paths[2].write_text("broken since then")
+    paths[3].write_bytes(paths[3].read_bytes())  # another time
+    looked_at: list[str] = []
+    monkeypatch.setattr(unreadable, "check_file", lambda path: looked_at.append(path) or check_file(path))
+    for root, looks in (tmp_path / "photos", [paths[2], paths[3]]), (None, paths):
+        looked_at.clear()
+        check = FileCheck(list(map(str, paths)), root)
+        check.wait(60.0)
+        assert sorted(looked_at) == list(map(str, looks))
+        found = {problem.name: str(problem) for problem in check.found()}
+        assert found.keys() == {str(paths[1]), str(paths[2])}
+        assert "truncated" in found[str(paths[1])]
+        assert found[str(paths[2])] == f"{paths[2]}: cannot identify image file"

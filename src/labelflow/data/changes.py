@@ -112,7 +112,7 @@ def _look(paths: Sequence[str]) -> Generator[str, None, Record]:
     shared = len(_shared_folder(paths))
     names = os.fsencode("".join(f"{path[shared:]}\0" for path in paths))
     found = np.zeros((len(paths), 2), np.int64)
-    yield from _each(_size_and_time, paths, found)
+    yield from _each(size_and_time, paths, found)
     return Record(np.frombuffer(names, np.uint8), found[:, 0], found[:, 1], np.zeros(len(paths), np.uint64))
 
 
@@ -146,7 +146,8 @@ def _in_parts(look: Callable[[slice], Values], count: int) -> Iterator[tuple[sli
         yield from zip(rest, pool.imap(look, rest), strict=True)
 
 
-def _size_and_time(path: str) -> tuple[int, int]:
+def size_and_time(path: str) -> tuple[int, int]:
+    """In bytes, and in nanoseconds; -1 where there is no such file."""
     try:
         status = os.stat(path)
     except OSError:  # reported when it is read

@@ -1,6 +1,5 @@
 """Batches on their way to a model: workers, memory pinning, streams."""
 
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,6 +16,7 @@ from labelflow.data.settings import Data
 from labelflow.data.sources import Stream
 from labelflow.data.transforms import Transform, train_transform
 from labelflow.data.views import Labeller, PixelBatch, Source, View, Views, collate
+from labelflow.process import core_count
 
 
 class Streamed(IterableDataset[View]):
@@ -125,7 +125,7 @@ def _load(views: Any, data: Data, normalise: Normalise, **how: Any) -> "DataLoad
 
 def make_loader(dataset: Any, collate: Callable[[list[Any]], Any], workers: int, **how: Any) -> "DataLoader[Any]":
     """Batches, read by `workers` processes; -1: as many as there are cores for them, at most 8."""
-    workers = workers if workers >= 0 else min(8, _cores())
+    workers = workers if workers >= 0 else min(8, core_count())
     return DataLoader(
         dataset,
         collate_fn=collate,
@@ -135,12 +135,6 @@ def make_loader(dataset: Any, collate: Callable[[list[Any]], Any], workers: int,
         worker_init_fn=_ignore_signals if workers else None,
         **how,
     )
-
-
-def _cores() -> int:
-    """For one of the processes on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _ignore_signals(worker: int) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
 from PIL import Image
 
+from labelflow.data.checked import CheckedFiles
 from labelflow.data.images import read
 from labelflow.spec import printable
 
@@ -28,8 +30,9 @@ class Problem(NamedTuple):
 class Unreadable:
     """Reports each unreadable sample once, and stops when there are more than a limit."""
 
-    def __init__(self, limit: int, tell: Callable[[str], None]) -> None:
-        self.limit, self.tell = limit, tell
+    def __init__(self, limit: int, tell: Callable[[str], None], hint: str = "") -> None:
+        """hint: ends the message, if there are more."""
+        self.limit, self.tell, self.hint = limit, tell, hint
         self.seen: set[str] = set()  # names of samples
 
     def __call__(self, problems: Iterable[Problem]) -> None:
@@ -45,16 +48,21 @@ class Unreadable:
         what = new[0] if count == 1 else f"{count} images: {'; '.join(new[:3])}{' …' if len(new) > 3 else ''}"
         allowed = f"{self.limit} were allowed" if self.limit else "none was allowed"
         them = "it" if count == 1 else "them"
-        return f"cannot read {what} ({allowed}); fix or remove {them}, or skip {them} with --skip-unreadable {count}"
+        remedy = f"fix or remove {them}, or skip {them} with --skip-unreadable {count}"
+        return f"cannot read {what} ({allowed}); {remedy}{self.hint}"
 
 
 class FileCheck:
-    """Looks at the files of images in the background."""
+    """Looks at the files of images in the background.
 
-    def __init__(self, paths: Sequence[str], threads: int = 4) -> None:
+    root: the folder that all of them lie in. What `labelflow data check` has read there, and has not changed since, is
+    not looked at again.
+    """
+
+    def __init__(self, paths: Sequence[str], root: Path | None = None, threads: int = 4) -> None:
         self._new: SimpleQueue[Problem] = SimpleQueue()
         self._stopped = False
-        self._thread = Thread(target=self._look, args=(paths, threads), daemon=True)
+        self._thread = Thread(target=self._look, args=(paths, root, threads), daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
@@ -68,7 +76,12 @@ class FileCheck:
     def stop(self) -> None:
         self._stopped = True
 
-    def _look(self, paths: Sequence[str], threads: int) -> None:
+    def _look(self, paths: Sequence[str], root: Path | None, threads: int) -> None:
+        if root is not None:
+            checked = CheckedFiles(root)
+            for path, reason in checked.find_unreadable(paths).items():
+                self._new.put(Problem(path, reason))
+            paths = checked.find_new(paths)
         with ThreadPool(threads) as pool:
             parts = [slice(first, first + 64) for first in range(0, len(paths), 64)]
             for problems in pool.imap(lambda part: list(map(check_file, paths[part])), parts):

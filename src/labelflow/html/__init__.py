@@ -1,6 +1,6 @@
 """HTML pages and SVG charts, each a file that needs no other, in one style."""
 
-from labelflow.html.chart import Interval, Point, dot_plot, line_chart, number, standalone
+from labelflow.html.chart import Interval, Point, bar_chart, dot_plot, line_chart, number, standalone
 from labelflow.html.document import data_uri, document, legend, save, table
 from labelflow.html.notebook import Page, frame
 
@@ -8,6 +8,7 @@ __all__ = [
     "Interval",
     "Page",
     "Point",
+    "bar_chart",
     "data_uri",
     "document",
     "dot_plot",

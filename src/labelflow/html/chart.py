@@ -115,6 +115,36 @@ def line_chart(
     return _svg(f"{title}, {across} up to {number(last)}: {ends}", parts)
 
 
+def bar_chart(title: str, values: Sequence[float], marks: Mapping[float, str], across: str) -> str:
+    """An <svg>: bars of equal width, side by side.
+
+    marks: texts below the axis, by where they stand; 0 is the left edge of the first bar, 1 that of the second.
+
+    >>> bar_chart("Images", [3, 4], {0: "1", 1: "10", 2: "100"}, "pixels")[:4]
+    '<svg'
+    """
+    heights = ticks(0, max(values))
+    top, wide, parts = TOP - LINE, (RIGHT - LEFT) / len(values), []
+
+    def place(value: float) -> float:
+        return BOTTOM - value / heights[-1] * (BOTTOM - top)
+
+    for mark in heights:
+        parts.append(f'<path class="rule" d="M{LEFT} {place(mark):.1f}H{RIGHT}"/>')
+        parts.append(_text(LEFT - 6, place(mark) + 5, number(mark), "end"))
+    gap = 1 if wide > 4 else 0
+    bars = "".join(
+        f"M{LEFT + index * wide:.2f} {BOTTOM}V{place(value):.1f}h{wide - gap:.2f}V{BOTTOM}z"
+        for index, value in enumerate(values)
+        if value
+    )
+    parts.append(f'<path class="line-0" fill="currentColor" d="{bars}"/>')
+    for at, text in marks.items():
+        parts.append(_text(LEFT + at * wide, BOTTOM + 18, text, "end" if at == len(values) else "middle"))
+    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, across, "middle"))
+    return _svg(f"{title}, by {across}: at most {number(max(values))}", parts)
+
+
 @dataclass(frozen=True)
 class Interval:
     """A row of a dot plot."""

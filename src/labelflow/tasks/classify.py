@@ -53,7 +53,9 @@ class Evaluation:
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
         self.eval_source = open_source(recipe.data, "val", tell)
-        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell)
+        in_folder = isinstance(self.eval_source, Listed)
+        hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -159,7 +161,8 @@ class Classification(Evaluation):
     def find_unreadable(self) -> list[Problem]:
         """Files that can't be read, by the main process. Of many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
-        self.file_check = FileCheck(Joined([source.files() for source in listed]))
+        paths = Joined([source.files() for source in listed])
+        self.file_check = FileCheck(paths, listed[0].root if listed else None)
         self.file_check.wait(CHECK_SECONDS)
         found = self.file_check.found()
         if len(found) > self.recipe.data.skip_unreadable:
