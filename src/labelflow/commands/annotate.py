@@ -14,7 +14,7 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
     """Dense labels from a trained classifier.
 
     Args:
-        data: A folder of images; or world, torch/NAME, hfds/NAME.
+        data: A folder of images; or world, torch/NAME, hfds/NAME, wds.
         options: The annotator, and how it annotates.
     """
     from labelflow.tasks.annotation import annotate_data

@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL import Image
 
 from labelflow.data.folder import Folder
 from labelflow.data.images import to_rgb
 from labelflow.data.settings import Data
+from labelflow.data.shards import Shards, is_remote, local_shards
 from labelflow.data.views import Source
 from labelflow.data.world import World
 from labelflow.spec import known, parse
@@ -58,7 +58,7 @@ class Stream:
 
     def files(self) -> list[str]:
         """Shards that lie here."""
-        return [shard for shard in self.shards if len(urlsplit(shard).scheme) < 2]  # C:\\ is a drive
+        return [shard for shard in self.shards if not is_remote(shard)]
 
 
 def _world(name: str, data: Data, split: str) -> Source:
@@ -151,11 +151,30 @@ def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
     return ((sample["image"], sample["label"]) for sample in dataset)
 
 
-def _web_dataset(name: str, data: Data, split: str) -> Stream:
+def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
     _import("webdataset", "wds needs WebDataset: pip install webdataset")
+    listing = local_shards(data.root, _split(data, split))
+    samples = data.train_samples if split == "train" else data.val_samples
+    if listing is None:
+        return _web_dataset_stream(data, split, samples)
+    listing = listing._replace(samples=samples or listing.samples)
+    return Shards(listing, data.root, data.classes or (_training_classes(data) if split == "val" else 0))
+
+
+def _training_classes(data: Data) -> int:
+    """As many as the training shards have; 0 if those are not here."""
+    try:
+        listing = local_shards(data.root, data.train_split)
+    except ValueError:
+        return 0
+    if listing is None or not all(map(os.path.exists, listing.shards)):
+        return 0
+    return len(Shards(listing, data.root).classes)
+
+
+def _web_dataset_stream(data: Data, split: str, samples: int) -> Stream:
     from timm.data.readers.reader_wds import ReaderWds
 
-    samples = data.train_samples if split == "train" else data.val_samples
     try:
         reader = ReaderWds(
             data.root, split=_split(data, split), is_training=split == "train", num_samples=samples or None
@@ -207,3 +226,15 @@ def open_source(data: Data, split: str) -> Source | Stream:
         prefix, _, name = data.source.partition("/")
         return SOURCES[prefix.partition("(")[0]](name, data, split)
     return Folder(data.source, split, data.val_fraction, data.split_seed)
+
+
+def open_map_style(data: Data, split: str) -> Source:
+    """The same, of samples that have names. A stream is refused before it asks for settings."""
+    remote = data.source == "wds" and local_shards(data.root, _split(data, split)) is None
+    if remote or data.source.startswith("hfids/"):
+        raise ValueError(
+            f"a stream such as {data.source} has no sample names; use a folder, hfds/NAME or local WebDataset shards"
+        )
+    source = open_source(data, split)
+    assert not isinstance(source, Stream)
+    return source
