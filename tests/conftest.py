@@ -1,4 +1,4 @@
-"""Settings for every test: offline, seeded, the same examples each time."""
+"""Settings for every test: offline, seeded, the same examples each time, a cache of their own."""
 
 import os
 
@@ -11,6 +11,11 @@ import torch
 
 hypothesis.settings.register_profile("labelflow", deadline=None, max_examples=40, derandomize=True)
 hypothesis.settings.load_profile("labelflow")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABELFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(autouse=True)

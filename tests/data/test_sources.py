@@ -2,10 +2,14 @@
 
 import io
 import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from labelflow.data import Data, Stream, eval_batches, open_source, train_batches
@@ -68,29 +72,81 @@ def test_hugging_face_as_a_stream(folders: Path) -> None:
     assert sum(labels.sum().item() for labels in evaluated) == 6
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves shards open
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_web_dataset(tmp_path: Path) -> None:
-    for shard in range(2):
-        with tarfile.open(tmp_path / f"train-{shard:04d}.tar", "w") as tar:
-            for number in range(8):
+def shards(folder: Path, sizes: Sequence[int]) -> None:
+    for shard, samples in enumerate(sizes):
+        with tarfile.open(folder / f"train-{shard:04d}.tar", "w") as tar:
+            for number in range(samples):
                 for suffix, content in (("png", png(10 * number)), ("cls", str(number % 3).encode())):
                     info = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    data = Data(source="wds", root=str(tmp_path), train_split="train-{0000..0001}.tar", image_size=32, workers=0)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves shards open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_web_dataset_as_a_stream(tmp_path: Path) -> None:
+    shards(tmp_path, [8, 8])
+    root = f"file:{tmp_path}"
+    data = Data(source="wds", root=root, train_split="train-{0000..0001}.tar", image_size=32, workers=0)
     with pytest.raises(ValueError, match="--train-samples"):
         open_source(data, "train")
     with pytest.raises(ValueError, match="--classes"):
-        open_source(Data(**{**vars(data), "train_samples": 16}), "train")
-    data = Data(**{**vars(data), "train_samples": 16, "classes": 3})
+        open_source(replace(data, train_samples=16), "train")
+    data = replace(data, train_samples=16, classes=3)
     source = open_source(data, "train")
     assert len(source) == 16
-    read = list(
-        train_batches(source, data, batch=4, micro_batch=2, updates=8, seed=0, rank=0, processes=1, first_update=0)
-    )
+    read = list(train_batches(source, data, batch=4, micro_batch=2, updates=8, seed=0))
     assert len(read) == 16
     assert {int(label) for batch in read for label in batch.labels} == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["hfids", "wds"])
+def test_streams_go_on_within_an_epoch(
+    kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a worker is at its end before the other, and shards are read again to fill an epoch."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # seconds after each epoch of Parquet
+    sizes = [11, 4]
+    if kind == "wds":
+        shards(tmp_path, sizes)
+        where = {"source": "wds", "root": f"file:{tmp_path}", "train_split": "train-{0000..0001}.tar"}
+    else:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+        for shard, samples in enumerate(sizes):
+            rows = {
+                "image": [{"bytes": png(10 * number), "path": None} for number in range(samples)],
+                "label": [number % 3 for number in range(samples)],
+            }
+            datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"train-{shard}.parquet")
+        where = {"source": f"hfids/{tmp_path}"}
+    data = Data(**where, train_samples=16, classes=3, image_size=16, workers=workers)
+    source = open_source(data, "train")
+    assert isinstance(source, Stream)
+    torch.manual_seed(1)
+    whole = list(train_batches(source, data, batch=4, micro_batch=2, updates=7, seed=0))
+    assert len(whole) == 14
+    for update in (1, 3, 5):
+        torch.manual_seed(update)  # what a process did before makes no difference
+        rest = list(train_batches(source, data, batch=4, micro_batch=2, updates=7, seed=0, first_update=update))
+        pairs = zip(rest, whole[2 * update :], strict=True)
+        assert all(torch.equal(one.pixels, other.pixels) and one.labels.equal(other.labels) for one, other in pairs)
+
+
+def test_hugging_face_s_parquet(tmp_path: Path) -> None:
+    """A folder of Parquet files, as the Hub has them: the bytes of each image, and no more."""
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["Cat", "dog"])})
+    (tmp_path / "set").mkdir()
+    for part in range(2):
+        rows = {"image": [{"bytes": png(100 * part + n), "path": f"{n}.png"} for n in range(3)], "label": [0, 1, 0]}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / f"train-{part}.parquet")
+    source = open_source(Data(source=f"hfds/{tmp_path / 'set'}", root=str(tmp_path / "cache")), "train")
+    assert (len(source), source.classes) == (6, ["Cat", "dog"])
+    loaded = [source.load(index) for index in range(6)]
+    assert [int(np.asarray(image)[0, 0, 0]) for image, _ in loaded] == [0, 1, 2, 100, 101, 102]
+    assert [label for _, label in loaded] == [0, 1, 0, 0, 1, 0]
 
 
 def test_torchvision_s_cars(tmp_path: Path) -> None:

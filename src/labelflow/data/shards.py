@@ -160,7 +160,7 @@ def _read_index(listing: Listing, cache: Path) -> ndarray:
     path = cache / f"shards-{which}-{state}.npy"
     try:
         return np.load(path, mmap_mode="r")
-    except (OSError, ValueError):  # not there, or damaged
+    except (OSError, ValueError, EOFError):  # not there, or damaged
         samples = _scan(listing)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

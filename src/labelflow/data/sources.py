@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -138,6 +139,7 @@ def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
             raise ValueError(f"hfids/{name} does not say how many samples it has: --train-samples and --val-samples do")
         samples = dataset.info.splits[part].num_examples
     classes = _hugging_face_classes(dataset.features, name)
+    dataset = dataset.cast_column("image", datasets.Image(decode=False))
 
     if split == "train":
         dataset = dataset.shuffle(seed=data.split_seed, buffer_size=1000)
@@ -148,7 +150,7 @@ def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
 
 def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
     dataset.set_epoch(epoch)
-    return ((sample["image"], sample["label"]) for sample in dataset)
+    return map(_hugging_face_pair, dataset)
 
 
 def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
@@ -190,6 +192,7 @@ def _web_dataset_stream(data: Data, split: str, samples: int) -> Stream:
 
 
 def _open_reader(reader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+    reader = copy(reader)  # which would go on shuffling where it was
     reader.set_epoch(epoch)
     return iter(reader)
 
