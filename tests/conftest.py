@@ -1,6 +1,7 @@
 """Settings for every test: offline, seeded, the same examples each time, a cache of their own."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the network
 os.environ.setdefault("TRITON_INTERPRET", "1")  # our kernels run without a GPU
@@ -13,9 +14,11 @@ hypothesis.settings.register_profile("labelflow", deadline=None, max_examples=40
 hypothesis.settings.load_profile("labelflow")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LABELFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("LABELFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
