@@ -111,8 +111,15 @@ def _hugging_face(name: str, data: Data, split: str) -> Source:
     datasets = _import("datasets", "hfds/… needs Hugging Face's datasets: pip install datasets")
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
     classes = _hugging_face_classes(dataset.features, name)
-    dataset = dataset.cast_column("image", datasets.Image(decode=False))
-    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_hugging_face_pair)
+    dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
+    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_arrow_pair)
+
+
+def _arrow_pair(row: Any) -> tuple[Image.Image, int]:
+    """Of a table with one row, which is not copied."""
+    image, label = row.column("image")[0], row.column("label")[0].as_py()
+    content = image["bytes"]
+    return Image.open(io.BytesIO(content.as_buffer()) if content.is_valid else image["path"].as_py()), label
 
 
 def _hugging_face_pair(sample: dict[str, Any]) -> tuple[Image.Image, int]:
