@@ -214,6 +214,7 @@ def _members(shard: str) -> tuple[dict[str, dict[str, Place]], dict[str, dict[st
         with tarfile.open(shard, "r:") as tar:
             assert tar.fileobj is not None
             for member in tar:
+                tar.members = []  # which it would keep
                 named = MEMBER.fullmatch(member.name)
                 if not (named and member.isreg()) or META.match(member.name):
                     continue
