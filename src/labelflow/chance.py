@@ -46,14 +46,26 @@ def generator(*key: int) -> torch.Generator:
 @contextmanager
 def drawn_from(*key: int) -> Iterator[None]:
     """Seeds the global generators of Python, numpy and torch, which transforms use, by the key; then restores them."""
+    with restored_generators():
+        seed_generators(*key)
+        yield
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Afterwards the global generators are as they were before. It costs more than seeding them: once for a batch."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
-    seed = seed_of(*key)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.default_generator.set_state(states[2])
+
+
+def seed_generators(*key: int) -> None:
+    """Seed the global generators of Python, numpy and torch."""
+    seed = seed_of(*key)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from labelflow.chance import Purpose, drawn_from
 from labelflow.data import Data, World, eval_batches, on_device, train_batches, train_transform
+from labelflow.data.images import Decode, to_rgb
 from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
 
 CPU = torch.device("cpu")
@@ -183,10 +185,10 @@ class Damaged(World):
 
     damaged: frozenset[int] = frozenset()
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         if index in self.damaged:
             raise OSError(f"broken in the middle of {index}")
-        return super().load(index)
+        return super().load(index, decode)
 
 
 def test_the_next_readable_sample_takes_a_damaged_ones_place_in_training() -> None:
@@ -213,9 +215,9 @@ def test_a_damaged_sample_does_not_count_in_an_evaluation() -> None:
 
 def test_a_problem_names_its_sample_once() -> None:
     class Misfits(Damaged):
-        def load(self, index: int) -> tuple[Image.Image, int]:
+        def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
             raise ValueError(f"{self.name(index)} has no pixels")
 
     world = Misfits("val", 8, 32)
-    index, sample, problem = load_sample(world, 5, training=False, blank=lambda: "blank")
+    index, sample, problem = load_sample(world, world.load, 5, training=False, blank=lambda: "blank")
     assert (index, sample, str(problem)) == (5, "blank", f"{world.name(5)} has no pixels")

@@ -5,10 +5,11 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-from labelflow.data.images import EXTENSIONS, read
+from labelflow.data.images import EXTENSIONS, Decode, to_rgb
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 
@@ -22,9 +23,10 @@ class Listed:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         path, label = self.samples[index]
-        return read(path), label
+        with Image.open(path) as image:
+            return decode(image), label
 
     def name(self, index: int) -> str:
         return self.samples[index][0]

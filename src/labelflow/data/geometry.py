@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
@@ -41,7 +42,7 @@ class Geometry:
 
     def move(self, step: Matrix) -> "Geometry":
         """`step`: from the new frame to the one before."""
-        return replace(self, frames=(*(frame @ step for frame in self.frames), step))
+        return replace(self, frames=move_frames(self.frames, step))
 
     @property
     def matrix(self) -> Matrix:
@@ -56,7 +57,7 @@ class Geometry:
 class Tracked:
     """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
 
-    image: Any  # an image of Pillow's, in the end a tensor (3, H, W) uint8
+    image: Any  # an image of Pillow's or a Deferred one, in the end a tensor (3, H, W) uint8
     geometry: Geometry
     patch: Patch | None = None  # what random erasing is to put into it, drawn last
 
@@ -67,19 +68,32 @@ class Tracked:
     def transform(self, size: tuple[int, int], method: int, data: tuple[float, ...], **how: Any) -> "Tracked":
         """`data` maps pixels of the new image to the old one: x' = a·x + b·y + c, y' = d·x + e·y + f."""
         image = self.image.transform(size, method, data, **how)
-        width, height = self.size
-        a, b, c, d, e, f = data
-        step = np.array([[a, b * height / width, c / width], [d * width / height, e, f / height], [0, 0, 1]])
-        return Tracked(image, self.geometry.move(step))
+        return Tracked(image, self.geometry.move(affine_step(data, self.size)))
 
     def rotate(self, degrees: float, **how: Any) -> "Tracked":
         """Around its centre, counter-clockwise."""
         image = self.image.rotate(degrees, **how)
-        width, height = self.size
-        cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-        about = np.array([[cos, -sin * height / width, 0], [sin * width / height, cos, 0], [0, 0, 1]])
-        centre = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-        return Tracked(image, self.geometry.move(centre @ about @ np.linalg.inv(centre)))
+        return Tracked(image, self.geometry.move(rotation_step(degrees, self.size)))
+
+
+def affine_step(data: tuple[float, ...], size: tuple[int, int]) -> Matrix:
+    """From the new frame to the one before, for what Pillow's `Image.transform` takes."""
+    (width, height), (a, b, c, d, e, f) = size, data
+    return np.array([[a, b * height / width, c / width], [d * width / height, e, f / height], [0, 0, 1]])
+
+
+def rotation_step(degrees: float, size: tuple[int, int]) -> Matrix:
+    """The same for `Image.rotate`."""
+    width, height = size
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    about = np.array([[cos, -sin * height / width, 0], [sin * width / height, cos, 0], [0, 0, 1]])
+    centre = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+    return centre @ about @ np.linalg.inv(centre)
+
+
+def move_frames(frames: tuple[Matrix, ...], step: Matrix) -> tuple[Matrix, ...]:
+    """From the new frame to each of the earlier ones; `step`: from the new frame to the one before."""
+    return (*(frame @ step for frame in frames), step)
 
 
 GEOMETRIC = frozenset(
@@ -145,7 +159,8 @@ class Flip:
 
     def __call__(self, tracked: Tracked) -> Tracked:
         if torch.rand(1) < self.step.p:
-            return Tracked(F.hflip(tracked.image), replace(tracked.geometry, mirrored=not tracked.geometry.mirrored))
+            image = tracked.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            return Tracked(image, replace(tracked.geometry, mirrored=not tracked.geometry.mirrored))
         return tracked
 
 

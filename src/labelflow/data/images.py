@@ -1,11 +1,15 @@
 """Images from files, whatever their orientation and colour mode."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+
+Decode = Callable[[Image.Image], Any]  # what to make of an image that is open, and not read yet
 
 
 def read(path: Path | str) -> Image.Image:
@@ -25,11 +29,21 @@ def read_or_refuse(path: Path | str) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Grey, palette, CMYK, 16-bit and transparent (on white) images in RGB, turned as their EXIF data says."""
     image.load()
-    image = ImageOps.exif_transpose(image)
+    if _orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # PIL would clip, not scale
         grey = np.asarray(image, dtype=np.float32)
         image = Image.fromarray((grey / (256 if grey.max(initial=0) > 255 else 1)).clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+
+
+def is_on_its_side(image: Image.Image) -> bool:
+    """Whether EXIF data exchanges its width and height. The image need not be decoded."""
+    return _orientation(image) in (5, 6, 7, 8)
+
+
+def _orientation(image: Image.Image) -> int:
+    return image.getexif().get(ExifTags.Base.Orientation, 1)

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from, generator
-from labelflow.data.images import to_rgb
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
@@ -45,13 +44,13 @@ class Streamed(IterableDataset[View]):
     def __iter__(self) -> Iterator[View]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        for position, (image, label) in enumerate(self.stream.opening(self.epoch)):
+        for position, (image, label) in enumerate(self.stream.open(self.epoch, decode=lambda image: image)):
             if position // self.batch * workers + number < self.skipped:  # workers take turns, until one is at its end
-                yield View(torch.empty(3, 0, 0, dtype=torch.uint8), 0, 0.0)
+                yield View(torch.empty(3, 1, 1, dtype=torch.uint8), label, 0.0)
                 continue
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
-                tracked = self.transform(to_rgb(image))
-                yield View(tracked.image, int(label), 1.0, patch=tracked.patch)
+                tracked = self.transform(self.transform.decode(image))
+                yield View(tracked.image, label, 1.0, patch=tracked.patch)
 
 
 def train_batches(

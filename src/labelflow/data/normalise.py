@@ -18,6 +18,11 @@ class Normalise:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def mean_colour(self) -> tuple[int, ...]:
+        """In bytes: what timm's moves leave behind."""
+        return tuple(min(255, round(255 * value)) for value in self.mean)
+
     def __call__(self, pixels: Tensor) -> Tensor:
         """(..., 3, H, W) uint8 -> float32"""
         white, mean, std = _constants(self, pixels.device)

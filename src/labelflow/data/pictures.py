@@ -64,7 +64,7 @@ class Pictures(Dataset[Picture]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Picture:
-        _, seen, problem = load_sample(self, index, training=False, blank=_nothing)
+        _, seen, problem = load_sample(self, self.load, index, training=False, blank=_nothing)
         return Picture(self.name(index), seen, problem)
 
     def load(self, index: int) -> Any:

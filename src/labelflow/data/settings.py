@@ -52,6 +52,9 @@ class Data:
     """Strength of colour jitter; timm leaves it out where auto_augment is on."""
     erasing: float = 0.25
     """Probability of random erasing."""
+    augment: Literal["workers", "device"] = "workers"
+    """Where views are augmented: by the workers, with timm's pixels; or in batches on the device, while workers only
+    decode and crop, so that a few of them can feed a GPU."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How images are resized; random concerns training only."""
     repeats: int = 1
@@ -77,6 +80,8 @@ class Data:
             raise ValueError(f"test_crop, a part of the side, must lie in (0, 1], not {self.test_crop}")
         if self.auto_augment and not self.auto_augment.startswith(("rand-", "augmix-", "original", "v0", "3a")):
             raise ValueError(f"auto_augment is timm's, such as rand-m9-mstd0.5-inc1, not {self.auto_augment!r}")
+        if self.augment == "device" and self.auto_augment.startswith("augmix"):
+            raise ValueError("augmix blends several views, which is done by workers only: --augment workers")
         for name in ("flip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")

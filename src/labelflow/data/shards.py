@@ -12,6 +12,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy import ndarray
 from PIL import Image
 
 from labelflow.data.cache import cache_folder
-from labelflow.data.images import to_rgb
+from labelflow.data.images import Decode, to_rgb
 from labelflow.files import atomic_write
 
 IMAGES = ("jpg", "jpeg", "png", "webp")  # if a sample has several, the first of these
@@ -83,11 +84,12 @@ class Shards:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         _, label, shard, offset, size = self.samples[index].item()
         with open(self.shards[shard], "rb", buffering=0) as file:
             file.seek(offset)
-            return to_rgb(Image.open(io.BytesIO(file.read(size)))), label
+            content = file.read(size)
+        return decode(Image.open(io.BytesIO(content))), label
 
     def name(self, index: int) -> str:
         return f"{self.shards[self.samples[index]['shard']]}[{self.key(index)}]"
@@ -158,10 +160,9 @@ def _read_index(listing: Listing, cache: Path) -> ndarray:
     which = _digest(map(os.path.realpath, listing.shards))
     state = _digest([FORMAT, listing.field, *(f"{one.st_size} {one.st_mtime_ns}" for one in status)])
     path = cache / f"shards-{which}-{state}.npy"
-    try:
+    with suppress(OSError, ValueError, EOFError):  # not there, or damaged
         return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # not there, or damaged
-        samples = _scan(listing)
+    samples = _scan(listing)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path, mark=f".{os.getpid()}") as draft, open(draft, "wb") as file:
@@ -214,7 +215,7 @@ def _members(shard: str) -> tuple[dict[str, dict[str, Place]], dict[str, dict[st
         with tarfile.open(shard, "r:") as tar:
             assert tar.fileobj is not None
             for member in tar:
-                tar.members = []  # which it would keep
+                tar.members = []  # type: ignore[attr-defined]  # which it would keep
                 named = MEMBER.fullmatch(member.name)
                 if not (named and member.isreg()) or META.match(member.name):
                     continue

@@ -10,9 +10,9 @@ from typing import Any
 from PIL import Image
 
 from labelflow.data.folder import Folder
-from labelflow.data.images import to_rgb
+from labelflow.data.images import Decode, to_rgb
 from labelflow.data.settings import Data
-from labelflow.data.shards import Shards, is_remote, local_shards
+from labelflow.data.shards import Listing, Shards, is_remote, local_shards
 from labelflow.data.views import Source
 from labelflow.data.world import World
 from labelflow.spec import known, parse
@@ -27,9 +27,9 @@ class Indexed:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         image, label = self.pair(self.dataset[index])
-        return to_rgb(image), int(label)
+        return decode(image), int(label)
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
@@ -54,8 +54,8 @@ class Stream:
     def __len__(self) -> int:
         return self.samples
 
-    def open(self, epoch: int) -> Iterator[tuple[Image.Image, int]]:
-        return ((to_rgb(image), int(label)) for image, label in self.opening(epoch))
+    def open(self, epoch: int, decode: Decode = to_rgb) -> Iterator[tuple[Any, int]]:
+        return ((decode(image), int(label)) for image, label in self.opening(epoch))
 
     def files(self) -> list[str]:
         """Shards that lie here."""
@@ -161,8 +161,7 @@ def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
-    _import("webdataset", "wds needs WebDataset: pip install webdataset")
-    listing = local_shards(data.root, _split(data, split))
+    listing = _local_shards(data, split)
     samples = data.train_samples if split == "train" else data.val_samples
     if listing is None:
         return _web_dataset_stream(data, split, samples)
@@ -170,10 +169,15 @@ def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
     return Shards(listing, data.root, data.classes or (_training_classes(data) if split == "val" else 0))
 
 
+def _local_shards(data: Data, split: str) -> Listing | None:
+    _import("webdataset", "wds needs WebDataset: pip install webdataset")
+    return local_shards(data.root, _split(data, split))
+
+
 def _training_classes(data: Data) -> int:
     """As many as the training shards have; 0 if those are not here."""
     try:
-        listing = local_shards(data.root, data.train_split)
+        listing = _local_shards(data, "train")
     except ValueError:
         return 0
     if listing is None or not all(map(os.path.exists, listing.shards)):
@@ -240,7 +244,7 @@ def open_source(data: Data, split: str) -> Source | Stream:
 
 def open_map_style(data: Data, split: str) -> Source:
     """The same, of samples that have names. A stream is refused before it asks for settings."""
-    remote = data.source == "wds" and local_shards(data.root, _split(data, split)) is None
+    remote = data.source == "wds" and _local_shards(data, split) is None
     if remote or data.source.startswith("hfids/"):
         raise ValueError(
             f"a stream such as {data.source} has no sample names; use a folder, hfds/NAME or local WebDataset shards"

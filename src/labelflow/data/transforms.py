@@ -1,17 +1,29 @@
 """From an image to its bytes in a tensor, with timm's transforms."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from PIL import Image
 from timm.data import auto_augment, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
+from labelflow.data.deferred import DecodedCrop, defer
 from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
+from labelflow.data.images import to_rgb
 from labelflow.data.settings import Data
 
-Transform = Callable[[Image.Image], Tracked]  # its image is a tensor (3, H, W), uint8 for batches
+
+class Transform(Protocol):
+    """From an image to a view, in two parts: what can't be read fails in the first."""
+
+    def decode(self, image: Image.Image, /) -> Any:
+        """An image that was opened, and maybe not read yet."""
+        ...
+
+    def __call__(self, decoded: Any, /) -> Tracked:
+        """Its image is a tensor (3, H, W), uint8 for batches, or a Deferred one."""
+        ...
 
 
 class Steps:
@@ -20,6 +32,9 @@ class Steps:
     def __init__(self, *steps: Callable[[Tracked], Tracked]) -> None:
         self.steps = steps
 
+    def decode(self, image: Image.Image) -> Image.Image:
+        return to_rgb(image)
+
     def __call__(self, image: Image.Image) -> Tracked:
         tracked = Tracked(image, Geometry(image.size))
         for step in self.steps:
@@ -27,8 +42,24 @@ class Steps:
         return tracked
 
 
+class DeferredSteps:
+    """A crop, while the image is decoded; the steps after it are taken down for the device."""
+
+    def __init__(self, crop: DecodedCrop, *steps: Callable[[Tracked], Tracked]) -> None:
+        self.crop, self.steps = crop, steps
+
+    def decode(self, image: Image.Image) -> Tracked:
+        return self.crop(image)
+
+    def __call__(self, tracked: Tracked) -> Tracked:
+        for step in self.steps:
+            tracked = step(tracked)
+        return tracked
+
+
 def train_transform(data: Data) -> Transform:
-    """Random crop, flip, RandAugment or colour jitter, random erasing. Drawn as timm draws them; not normalised."""
+    """Random crop, flip, RandAugment or colour jitter, random erasing. Drawn as timm draws them; not normalised. With
+    `data.augment == "device"`, all but the crop is left to the device."""
     transform = create_transform(
         data.image_size,
         is_training=True,
@@ -41,14 +72,16 @@ def train_transform(data: Data) -> Transform:
         mean=data.mean,
         use_prefetcher=True,  # uint8
     )
-    steps = list(transform.transforms)
+    crop, *steps = transform.transforms
     if data.erasing:
         steps.append(RandomErasing(data.erasing, mode="pixel", device="cpu"))
     for step in steps:
         for operation in operations(step):
             if operation.aug_fn is auto_augment.posterize:
                 operation.aug_fn = _posterize
-    return Steps(*(follow(step) for step in steps))
+    if data.augment == "workers":
+        return Steps(*(follow(step) for step in (crop, *steps)))
+    return DeferredSteps(DecodedCrop(crop), *(follow(step) for step in map(defer, steps) if step is not None))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:

@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
-from labelflow.chance import Purpose, drawn_from, generator
+from labelflow.chance import Purpose, generator, restored_generators, seed_generators
+from labelflow.data.deferred import Deferred, Plan
 from labelflow.data.erasing import Patch, Patches
 from labelflow.data.geometry import Geometry
+from labelflow.data.images import Decode, to_rgb
 from labelflow.data.normalise import Normalise
 from labelflow.data.transforms import Transform
 from labelflow.data.unreadable import Problem
 from labelflow.sparse import TokenLabels
 
-Sample = TypeVar("Sample", covariant=True)
+Sample = TypeVar("Sample")
 TRIES = 20  # samples to try in training before giving up
 
 
@@ -27,7 +30,10 @@ class Source(Protocol):
     @property
     def classes(self) -> Sequence[str]: ...
     def __len__(self) -> int: ...
-    def load(self, index: int) -> tuple[Image.Image, int]: ...
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+        """The image, which `decode` gets as soon as it is open, and its label."""
+        ...
+
     def name(self, index: int) -> str:
         """For people."""
         ...
@@ -53,7 +59,7 @@ class Draw(NamedTuple):
 
 
 class View(NamedTuple):
-    image: Tensor  # (3, H, W), uint8 if it is to be one of a batch
+    image: Any  # a tensor (3, H, W), uint8 if it is to be one of a batch; or a Deferred one
     label: int
     weight: float
     problem: Problem | None = None  # why the sample could not be read, if it could not
@@ -72,43 +78,67 @@ class Batch(NamedTuple):
 class PixelBatch(NamedTuple):
     """A batch as workers make it: a quarter of the bytes, and the rest is done on the device."""
 
-    pixels: Tensor  # (B, 3, H, W) uint8
+    pixels: Tensor  # (B, 3, H, W) uint8, in any layout
     labels: Tensor  # as of a Batch
     weights: Tensor
     problems: list[Problem]
     dense: TokenLabels | None
     patches: Patches  # what random erasing puts into the normalised images
     normalise: Normalise
+    plan: Plan | None  # what is still to be done with the pixels, with `--augment device`
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
+        pixels = pixels.contiguous()
+        if self.plan:
+            pixels = self.plan.to(device).apply(pixels)
         images = self.normalise(pixels)
         self.patches.to(device).paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
 
 def collate(views: list[View], normalise: Normalise) -> PixelBatch:
+    deferred = [view.image for view in views if isinstance(view.image, Deferred)]  # all or none
     return PixelBatch(
-        torch.stack([view.image for view in views]),
+        _stack([image.pixels for image in deferred] or [view.image for view in views]),
         torch.tensor([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
         TokenLabels.stack([view.dense for view in views if view.dense]) if views[0].dense else None,  # all or none
         Patches.stack([view.patch for view in views]),
         normalise,
+        Plan.stack(deferred, normalise.mean_colour) if deferred else None,
     )
 
 
-class Readable(Protocol[Sample]):
+def _stack(images: list[Tensor]) -> Tensor:
+    """(B, 3, H, W), in memory as they are: Pillow has the three bytes of a pixel side by side, and the device is
+    quicker at moving them apart than a worker."""
+    last = not images[0].is_contiguous()
+    parts = [image.permute(1, 2, 0) for image in images] if last else images
+    batch = empty_batch(len(images), parts[0])
+    for place, part in zip(batch, parts, strict=True):
+        place.copy_(part)
+    return batch.permute(0, 3, 1, 2) if last else batch
+
+
+def empty_batch(count: int, like: Tensor) -> Tensor:
+    """Memory for so many tensors; in a worker it is shared with the main process, as that of `default_collate`."""
+    if get_worker_info() is None:
+        return like.new_empty(count, *like.shape)
+    storage = like._typed_storage()._new_shared(count * like.numel(), device=like.device)
+    return like.new(storage).view(count, *like.shape)
+
+
+class Named(Protocol):
     """Samples that may turn out to be damaged."""
 
     def __len__(self) -> int: ...
-    def load(self, index: int) -> Sample: ...
     def name(self, index: int) -> str: ...
 
 
 def load_sample(
-    source: Readable[Sample], index: int, training: bool, blank: Callable[[], Sample]
+    source: Named, load: Callable[[int], Sample], index: int, training: bool, blank: Callable[[], Sample]
 ) -> tuple[int, Sample, Problem | None]:
     """A sample, its index, and why the one that was asked for could not be read, if so. In training the next
     readable sample takes its place, in an evaluation a blank one, which must not count."""
@@ -116,7 +146,7 @@ def load_sample(
     for place in range(index, index + (TRIES if training else 1)):
         index = place % len(source)
         try:
-            return index, source.load(index), problem
+            return index, load(index), problem
         except Exception as error:  # damaged files make PIL raise all kinds of them
             problem = problem or Problem(source.name(index), str(error))
     if training:
@@ -142,14 +172,24 @@ class Views(Dataset[View]):
         return len(self.source)
 
     def __getitem__(self, draw: Draw) -> View:
-        index, (image, label), problem = load_sample(
-            self.source, draw.sample, self.training, blank=lambda: (Image.new("RGB", (32, 32)), 0)
-        )
-        with drawn_from(self.seed, Purpose.VIEW, draw.epoch, draw.position):
-            tracked = self.transform(image)
+        return self.__getitems__([draw])[0]
+
+    def __getitems__(self, draws: Sequence[Draw]) -> list[View]:
+        """Those of a batch, which DataLoader asks for at once."""
+        with restored_generators():
+            return [self._view(draw) for draw in draws]
+
+    def _view(self, draw: Draw) -> View:
+        seed_generators(self.seed, Purpose.VIEW, draw.epoch, draw.position)
+        load = partial(self.source.load, decode=self.transform.decode)
+        index, (decoded, label), problem = load_sample(self.source, load, draw.sample, self.training, self._blank)
+        tracked = self.transform(decoded)
         counts = self.training or not problem
         dense = self.labeller(self.source.key(index), tracked.geometry) if self.labeller else None
         return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch)
+
+    def _blank(self) -> tuple[Any, int]:
+        return self.transform.decode(Image.new("RGB", (32, 32))), 0
 
 
 class TrainBatches:

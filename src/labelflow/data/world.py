@@ -13,11 +13,14 @@ import math
 from collections.abc import Callable
 from colorsys import hls_to_rgb
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 from PIL import Image
+
+from labelflow.data.images import Decode, to_rgb
 
 SPLITS = ("train", "val", "test")
 DIAMETER = 0.45, 0.75  # of an object, from and to; less if a scene shows several
@@ -134,10 +137,10 @@ class World:
             raise IndexError(f"this world has the scenes 0 to {self.length - 1}, not {index}")
         return scene(self.seed, self.split, index, self.size, self.objects, self.scale)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         """An image and its class."""
         drawn = self[index]
-        return Image.fromarray(drawn.image), drawn.label
+        return decode(Image.fromarray(drawn.image)), drawn.label
 
     def name(self, index: int) -> str:
         """What messages call a scene."""

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from PIL import Image
 
 from labelflow.chance import generator
 from labelflow.data import Data, Source, World, open_map_style
 from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
 from labelflow.data.imagenet import wordnet_names
+from labelflow.data.images import Decode, to_rgb
 from labelflow.data.sources import is_named
 
 FINGERPRINTED = 64  # images that identify a data set that is not made of files
@@ -64,8 +65,8 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        return self.source.load(self.indices[index])
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+        return self.source.load(self.indices[index], decode)
 
     def name(self, index: int) -> str:
         return self.source.name(self.indices[index])

@@ -54,7 +54,7 @@ class Samples(Dataset[View]):
         self.source, self.view, self.seed, self.training = source, view, seed, training
 
     def __getitem__(self, draw: Draw) -> View:
-        _, sample, problem = load_sample(self.source, draw.sample, self.training, self.source.blank)
+        _, sample, problem = load_sample(self.source, self.source.load, draw.sample, self.training, self.source.blank)
         chance = generator(self.seed, Purpose.VIEW, draw.epoch, draw.position)
         return View(self.view(sample, chance), draw.weight if self.training or not problem else 0.0, problem)
 
