@@ -1,15 +1,14 @@
 """What is noticed of data that changed, and what is said about it."""
 
-import io
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from helpers import pack
 from labelflow.data import Data, Stream, World, changes, open_source
 from labelflow.data.changes import DataFiles
 from labelflow.data.folder import Folder
@@ -228,11 +227,7 @@ def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:
 
 def test_shards(tmp_path: Path) -> None:
     for name in ("train-0", "train-1", "val-0"):
-        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
-            for member in ("a.png", "a.cls"):
-                info = tarfile.TarInfo(f"{name}/{member}")
-                info.size = 1
-                tar.addfile(info, io.BytesIO(b"1"))
+        pack(tmp_path / f"{name}.tar", [(f"{name}/a.png", b"1"), (f"{name}/a.cls", b"1")])
     data = Data(source="wds", root=str(tmp_path), train_split="train-{0..1}.tar", val_split="val-0.tar")
     sources = [open_source(data, split) for split in ("train", "val")]
     looked(tmp_path / "run", sources, resumed=False, contents=True)

@@ -7,7 +7,7 @@ import pickle
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from helpers import pack
 from labelflow.data import Data, PixelBatch, Shards, Stream, eval_batches, open_map_style, open_source, train_batches
 from labelflow.data import shards as module
 from labelflow.data.shards import Listing
@@ -32,14 +33,6 @@ def png(shade: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (20, 20), (shade, shade, shade)).save(file, "png")
     return file.getvalue()
-
-
-def pack(path: Path | str, members: Iterable[Member], form: int = tarfile.PAX_FORMAT) -> None:
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
 
 
 def samples(numbers: Sequence[int], classes: int = 3) -> list[Member]:

@@ -1,7 +1,6 @@
 """Data sets by name, each read by its real reader from small real files."""
 
 import io
-import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from helpers import pack
 from labelflow.data import Data, Stream, eval_batches, open_source, train_batches
 from labelflow.data.sources import is_named
 
@@ -74,12 +74,12 @@ def test_hugging_face_as_a_stream(folders: Path) -> None:
 
 def shards(folder: Path, sizes: Sequence[int]) -> None:
     for shard, samples in enumerate(sizes):
-        with tarfile.open(folder / f"train-{shard:04d}.tar", "w") as tar:
-            for number in range(samples):
-                for suffix, content in (("png", png(10 * number)), ("cls", str(number % 3).encode())):
-                    info = tarfile.TarInfo(f"{shard}_{number}.{suffix}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+        images = [(f"{shard}_{number}.png", png(10 * number)) for number in range(samples)]
+        labels = [(f"{shard}_{number}.cls", b"%d" % (number % 3)) for number in range(samples)]
+        pack(
+            folder / f"train-{shard:04d}.tar",
+            [member for pair in zip(images, labels, strict=True) for member in pair],
+        )
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves shards open

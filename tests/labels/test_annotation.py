@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from families import FAMILIES
 from families.lvvit import LVVIT
 from families.swin import SWIN
 from families.vit import VIT
-from helpers import sharpen
+from helpers import pack, sharpen
 from labelflow.classifier import Classifier, load
 from labelflow.cli import main
 from labelflow.data import Preprocessing
@@ -494,13 +493,9 @@ def test_shards_have_the_labels_of_their_images(
     """From WebDataset's tar files to a model that is trained on them, by the commands that are printed."""
     source = Folder(photos, "train")
     for shard, places in (("train-0", range(4)), ("train-1", range(4, 7)), ("val-0", range(2))):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
-            for place in places:
-                path, label = source.samples[place]
-                tar.add(path, f"{source.key(place)}.png")
-                info = tarfile.TarInfo(f"{source.key(place)}.cls")
-                info.size = 1
-                tar.addfile(info, io.BytesIO(b"%d" % label))
+        images = [(f"{source.key(place)}.png", Path(source.samples[place][0]).read_bytes()) for place in places]
+        classes = [(f"{source.key(place)}.cls", b"%d" % source.samples[place][1]) for place in places]
+        pack(tmp_path / f"{shard}.tar", images + classes)
     where = ["--root", tmp_path, "--train-split", "train-{0..1}.tar", "--val-split", "val-0.tar"]
     out = tmp_path / "labels"
     capsys.readouterr()
