@@ -13,6 +13,8 @@ from PIL import Image
 
 from helpers import pack
 from labelflow.data import Data, Stream, eval_batches, open_source, train_batches
+from labelflow.data.geometry import Geometry, Tracked
+from labelflow.data.loader import Streamed
 from labelflow.data.sources import is_named
 
 
@@ -125,14 +127,31 @@ def test_streams_go_on_within_an_epoch(
     data = Data(**where, train_samples=16, classes=3, image_size=16, workers=workers)
     source = open_source(data, "train")
     assert isinstance(source, Stream)
-    torch.manual_seed(1)
-    whole = list(train_batches(source, data, batch=4, micro_batch=2, updates=7, seed=0))
-    assert len(whole) == 14
-    for update in (1, 3, 5):
+    for update, micro_batch in ((1, 4), (1, 2), (3, 2), (5, 2)):
         torch.manual_seed(update)  # what a process did before makes no difference
-        rest = list(train_batches(source, data, batch=4, micro_batch=2, updates=7, seed=0, first_update=update))
-        pairs = zip(rest, whole[2 * update :], strict=True)
+        whole = list(train_batches(source, data, batch=4, micro_batch=micro_batch, updates=7, seed=0))
+        assert len(whole) == 7 * 4 // micro_batch
+        rest = list(
+            train_batches(source, data, batch=4, micro_batch=micro_batch, updates=7, seed=0, first_update=update)
+        )
+        pairs = zip(rest, whole[update * 4 // micro_batch :], strict=True)
         assert all(torch.equal(one.pixels, other.pixels) and one.labels.equal(other.labels) for one, other in pairs)
+
+
+def test_what_is_skipped_is_not_decoded() -> None:
+    decoded = []
+
+    class Transform:
+        def decode(self, image: object) -> object:
+            decoded.append(image)
+            return image
+
+        def __call__(self, image: object) -> Tracked:
+            return Tracked(torch.zeros(3, 1, 1), Geometry((1, 1)))
+
+    stream = Stream(8, ["0"], lambda epoch: iter([(number, 0) for number in range(8)]))
+    assert len(list(Streamed(stream, Transform(), seed=0, epoch=0, batch=2, skipped=3))) == 8
+    assert decoded == [6, 7]
 
 
 def test_hugging_face_s_parquet(tmp_path: Path) -> None:
