@@ -1,11 +1,11 @@
-"""Settings for every test: offline, seeded, the same examples each time."""
+"""Settings for every test: offline, seeded, the same examples each time, a cache of their own."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the network
 os.environ.setdefault("TRITON_INTERPRET", "1")  # our kernels run without a GPU
 
-from collections.abc import Iterator
 
 import hypothesis
 import pytest

@@ -1,7 +1,10 @@
-"""What several tests need: models, mixes, golden weights."""
+"""What several tests need: models, mixes, golden weights, shards."""
 
+import io
 import math
 import sys
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import timm
@@ -16,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 import golden  # noqa: E402
 
-__all__ = ["FAMILIES", "GOLDEN", "box_mix", "build", "fill", "golden", "images_for", "sharpen"]
+__all__ = ["FAMILIES", "GOLDEN", "box_mix", "build", "fill", "golden", "images_for", "pack", "sharpen"]
 
 
 def build(family: str) -> nn.Module:
@@ -58,3 +61,12 @@ def fill(model: nn.Module, skip: tuple[str, ...] = ()) -> nn.Module:
     filled = golden.fill_all({name: tuple(tensor.shape) for name, tensor in state.items()}, skip)
     model.load_state_dict({name: torch.from_numpy(filled[name]) if name in filled else state[name] for name in state})
     return model
+
+
+def pack(path: Path | str, members: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> None:
+    """A shard of WebDataset's: a tar file with members of these names and contents."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))

@@ -3,12 +3,10 @@
 import json
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from labelflow.tasks.detect import cascade
 
@@ -18,14 +16,6 @@ TINY = "swin_tiny_patch4_window7_224(embed_dim=8, depths=(1, 1, 1, 1), num_heads
 
 def load(name: str) -> dict[str, Any]:
     return runpy.run_path(str(BENCHMARKS / name))
-
-
-@pytest.fixture
-def _own_threads() -> Iterator[None]:
-    """A benchmark takes one; other tests get theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_sizes_are_those_of_the_papers_or_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """The benchmark for the first person with a GPU, on a CPU, at a size that takes seconds; in this process."""
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,6 @@ import torch
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = "vit_tiny_patch16_224(embed_dim=24, depth=2, num_heads=3)"
 SECTIONS = ("eager", "memory", "methods", "waits", "mixers", "errors")  # compiling takes longer than all of them
-
-
-@pytest.fixture
-def _own_threads() -> Iterator[None]:
-    """A benchmark takes one; other tests get theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU says")

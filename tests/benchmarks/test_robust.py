@@ -2,23 +2,13 @@
 
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import timm
-import torch
 from safetensors.torch import save_file
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def _own_threads() -> Iterator[None]:
-    """A benchmark takes one; other tests get theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("_own_threads")

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor
 
 import labelflow
+from helpers import pack
 from labelflow.comparison import make_cells
 from labelflow.comparison.cells import Cell, code_version, run_cell
 from labelflow.comparison.speed import measure_speeds
@@ -82,6 +83,18 @@ def test_a_folder_may_move_but_not_change(tmp_path: Path) -> None:
     before = key("there")
     (tmp_path / "there" / "a" / "0.png").rename(tmp_path / "there" / "b" / "new.png")
     assert key("there") != before
+
+
+def test_shards_may_move_but_not_change(tmp_path: Path) -> None:
+    def key(place: str, label: bytes = b"1") -> str:
+        (tmp_path / place).mkdir(exist_ok=True)
+        for split in ("train", "val"):
+            pack(tmp_path / place / f"{split}.tar", [("a.png", b""), ("a.cls", label), ("b.png", b""), ("b.cls", b"2")])
+        where = {"source": "wds", "root": str(tmp_path / place), "train_split": "train.tar", "val_split": "val.tar"}
+        return make_cells(RECIPE.change(**where), [METHODS["cutmix"]], (0,))[0].key
+
+    assert key("here") == key("there")
+    assert key("there", label=b"0") != key("here")
 
 
 def test_only_code_that_computes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from threading import get_ident
 import numpy as np
 import pytest
 
+from helpers import pack
 from labelflow.data import Data, Stream, World, changes, open_source
 from labelflow.data.changes import DataFiles
 from labelflow.data.folder import Folder
@@ -248,28 +249,19 @@ def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:
     assert len(records[0]) < 10 * 10_000
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves files open
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_local_shards(tmp_path: Path) -> None:
+def test_shards(tmp_path: Path) -> None:
     for name in ("train-0", "train-1", "val-0"):
-        (tmp_path / f"{name}.tar").write_bytes(b"shard")
-    data = Data(
-        source="wds",
-        root=str(tmp_path),
-        train_split="train-{0..1}.tar",
-        val_split="val-0.tar",
-        train_samples=8,
-        val_samples=4,
-        classes=2,
-    )
-    streams = [open_source(data, split) for split in ("train", "val")]
-    looked(tmp_path / "run", streams, resumed=False, contents=True)
-    assert looked(tmp_path / "run", streams) == []
-    replace(tmp_path / "train-1.tar", b"SHARD")
+        pack(tmp_path / f"{name}.tar", [(f"{name}/a.png", b"1"), (f"{name}/a.cls", b"1")])
+    data = Data(source="wds", root=str(tmp_path), train_split="train-{0..1}.tar", val_split="val-0.tar")
+    sources = [open_source(data, split) for split in ("train", "val")]
+    looked(tmp_path / "run", sources, resumed=False, contents=True)
+    assert looked(tmp_path / "run", sources) == []
+    before = (tmp_path / "train-1.tar").read_bytes()
+    replace(tmp_path / "train-1.tar", before.replace(b"train-1/a", b"train-1/b"))
     with pytest.raises(ValueError, match=r"1 file with other contents \(.*train-1\.tar\)"):
-        looked(tmp_path / "run", streams)
-    replace(tmp_path / "train-1.tar", b"another shard")
+        looked(tmp_path / "run", sources)
+    replace(tmp_path / "train-1.tar", before + bytes(512))
     with pytest.raises(ValueError, match=r"1 file of another size \(.*train-1\.tar\)"):
-        looked(tmp_path / "run", streams)
-    far = Stream(8, ["0", "1"], lambda epoch: iter([]), ["https://far/0.tar", "pipe:cat 1.tar", "here/2.tar"])
-    assert far.files() == ["here/2.tar"]
+        looked(tmp_path / "run", sources)
+    far = Stream(8, ["0", "1"], lambda epoch: iter([]), ["https://far/0.tar", "pipe:cat 1.tar", "here/2.tar.gz"])
+    assert far.files() == ["here/2.tar.gz"]

@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -27,10 +28,11 @@ from families import FAMILIES
 from families.lvvit import LVVIT
 from families.swin import SWIN
 from families.vit import VIT
-from helpers import sharpen
+from helpers import pack, sharpen
 from labelflow.classifier import Classifier, load
 from labelflow.cli import main
 from labelflow.data import Preprocessing
+from labelflow.data.folder import Folder
 from labelflow.data.geometry import Geometry
 from labelflow.labels import Draft, Manifest, Store, label_view
 from labelflow.labels.annotation import annotator_columns, annotator_preprocessing, best_scores, place_logits
@@ -343,7 +345,9 @@ def test_mistakes_are_told_in_a_line(
         capsys, "annotate", photos, *SMALL, "--weights", checkpoints(5), *out
     )
     for stream in ("wds", "hfids/some/thing"):
-        assert f"a stream such as {stream} has no sample names" in refused(capsys, "annotate", stream, *good, *out)
+        there = ["--root", "https://far", "--train-split", "{0..9}.tar"]
+        told = refused(capsys, "annotate", stream, *good, *out, *there)
+        assert f"a stream such as {stream} has no sample names" in told
     assert "is complete already" in refused(capsys, "annotate", photos, *good, "--out", labels)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
@@ -480,6 +484,34 @@ def test_draw(
     half = ["--val-fraction", 0.5, "--split-seed", 3]
     assert say("annotate", photos, *SMALL, "--weights", checkpoints(2), "--out", tmp_path / "half", *half) == 0
     assert say("labels", "draw", tmp_path / "half", photos, "--out", tmp_path / "half.png", *half) == 0
+
+
+def test_shards_have_the_labels_of_their_images(
+    labels: Path, photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From WebDataset's tar files to a model that is trained on them, by the commands that are printed."""
+    source = Folder(photos, "train")
+    for shard, places in (("train-0", range(4)), ("train-1", range(4, 7)), ("val-0", range(2))):
+        images = [(f"{source.key(place)}.png", Path(source.name(place)).read_bytes()) for place in places]
+        classes = [(f"{source.key(place)}.cls", b"%d" % source.samples[place][1]) for place in places]
+        pack(tmp_path / f"{shard}.tar", images + classes)
+    where = ["--root", tmp_path, "--train-split", "train-{0..1}.tar", "--val-split", "val-0.tar"]
+    out = tmp_path / "labels"
+    capsys.readouterr()
+    assert say("annotate", "wds", *where, *SMALL, "--weights", checkpoints(2), "--out", out, "--top", 1) == 0
+    folders, shards = Store(labels), Store(out)
+    assert sorted(shards.keys()) == sorted(folders.keys())
+    assert shards.manifest.classes == ("0", "1")
+    for key in folders.keys():  # noqa: SIM118
+        assert all(np.array_equal(one, other) for one, other in zip(shards[key], folders[key], strict=True))
+
+    draw, train = re.findall(r"labelflow (labels draw .*|train .*)", capsys.readouterr().out)
+    assert say(*shlex.split(draw), "--out", tmp_path / "labels.png") == 0
+    quick = ["--epochs", 1, "--warmup-epochs", 0, "--batch", 4, "--micro-batch", 4, "--workers", 0]
+    model = "lvvit_t(embed_dim=24, depth=1, num_heads=3, stem='conv1')"
+    small = ["--model", model, "--mixer", "mixtoken(patch=16)"]
+    assert say(*shlex.split(train), *quick, *small, "--out", tmp_path / "run") == 0
+    assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 # ---- a trained classifier and photographs

@@ -14,7 +14,7 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
     """Dense labels from a trained classifier.
 
     Args:
-        data: A folder of images; or world, torch/NAME, hfds/NAME.
+        data: A folder of images; or world, torch/NAME, hfds/NAME, wds.
         options: The annotator, and how it annotates.
     """
     from labelflow.tasks.annotation import annotate_data
@@ -26,7 +26,14 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
         raise SystemExit(130) from None
     if is_main_process():
         print(f"\n{len(store)} label maps of {store.manifest.grid[0]}×{store.manifest.grid[1]} cells in {options.out}")
-        labels, images = quote(str(options.out)), quote(data)
+        labels, images = quote(str(options.out)), quote(data) + _where(options)
         split = " --split val" if options.split == "val" else ""
         print(f"  look at them   labelflow labels draw {labels} {images}{split}")
         print(f"  train on them  labelflow train small_lvvit --data {images} --labels {labels}")
+
+
+def _where(options: Annotate) -> str:
+    """Which images of the data these are, for other commands."""
+    names = ("root", "train_split", "val_split", "val_fraction", "split_seed")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(Annotate, name)}
+    return "".join(f" --{name.replace('_', '-')} {quote(str(value))}" for name, value in given.items())

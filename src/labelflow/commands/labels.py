@@ -103,6 +103,8 @@ def draw(
     count: int = 6,
     split: str = "train",
     root: str = "data",
+    train_split: str = "train",
+    val_split: str = "val",
     val_fraction: float = 0.1,
     split_seed: int = 0,
 ) -> None:
@@ -114,20 +116,28 @@ def draw(
         out: The image file.
         count: How many images.
         split: The part of the data, train or val.
-        root: The folder for downloads of torchvision and Hugging Face.
+        root: The folder for downloads of torchvision and Hugging Face, or that of wds shards.
+        train_split: What Hugging Face calls the part to train on, or its wds shards; as for annotate.
+        val_split: What Hugging Face calls the part to evaluate on, or its wds shards; as for annotate.
         val_fraction: The part of a folder without train and val that is set aside, as for annotate.
         split_seed: Chooses which files are set aside; as for annotate.
     """
     if split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {split!r}")
     from labelflow.analysis.label_maps import label_picture
-    from labelflow.data import Stream, open_source
+    from labelflow.data import open_map_style
     from labelflow.labels import Store
     from labelflow.tasks.classify import check_classes
 
-    source = open_source(Data(source=data, root=root, val_fraction=val_fraction, split_seed=split_seed), split)
-    if isinstance(source, Stream):
-        raise ValueError(f"a stream such as {data} has no sample names, so no labels can be found")
+    loading = Data(
+        source=data,
+        root=root,
+        train_split=train_split,
+        val_split=val_split,
+        val_fraction=val_fraction,
+        split_seed=split_seed,
+    )
+    source = open_map_style(loading, split)
     store = Store(labels)
     check_classes(list(source.classes), list(store.manifest.classes), str(labels))
     picture = label_picture(store, source, count)

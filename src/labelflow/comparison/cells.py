@@ -19,7 +19,7 @@ import torch
 import torchvision
 
 import labelflow
-from labelflow.data import Stream, open_source
+from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run
 from labelflow.files import read_sealed, write_sealed
@@ -178,13 +178,15 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> str:
-    """Of a folder: all file names and classes; otherwise the name of the data and its size."""
+    """Of a folder or of shards: all samples' names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split, tell)
         parts += [split, *source.classes, str(len(source))]
         if isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels.tolist())]
+        elif isinstance(source, Shards):
+            parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.samples["label"].tolist())]
         elif isinstance(source, Stream):  # its order depends on its location and on the number of workers
             parts += [recipe.data.source, recipe.data.root, str(recipe.data.workers)]
         else:

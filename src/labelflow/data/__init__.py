@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from labelflow.data.loader import eval_batches, train_batches
     from labelflow.data.preprocessing import Preprocessing
     from labelflow.data.settings import Data
-    from labelflow.data.sources import SOURCES, Stream, open_source
+    from labelflow.data.shards import Shards
+    from labelflow.data.sources import SOURCES, Stream, open_map_style, open_source
     from labelflow.data.transforms import train_transform
     from labelflow.data.unreadable import FileCheck, Problem, Unreadable
     from labelflow.data.views import Batch, PixelBatch, Source
@@ -28,6 +29,7 @@ __all__ = [
     "PixelBatch",
     "Preprocessing",
     "Problem",
+    "Shards",
     "Source",
     "Stream",
     "Unreadable",
@@ -35,6 +37,7 @@ __all__ = [
     "eval_batches",
     "fit_micro_batch",
     "on_device",
+    "open_map_style",
     "open_source",
     "scene",
     "train_batches",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from labelflow.chance import Purpose, drawn_from
+from labelflow.chance import Purpose, drawn_from, generator
 from labelflow.data.batches import Draw, EvalBatches, TrainBatches, check_micro_batches
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
@@ -20,15 +20,24 @@ from labelflow.process import core_count
 
 
 class Streamed(IterableDataset[View]):
-    """Views of a stream. Which worker reads what depends on how many there are, and so does the run."""
+    """Views of a stream. Which worker reads what depends on how many there are, and so does the run.
 
-    def __init__(self, stream: Stream, transform: Transform, seed: int, epoch: int) -> None:
+    Of the first `skipped` batches, which nobody wants, images are not decoded.
+    """
+
+    def __init__(
+        self, stream: Stream, transform: Transform, seed: int, epoch: int, batch: int, skipped: int = 0
+    ) -> None:
         self.stream, self.transform, self.seed, self.epoch = stream, transform, seed, epoch
+        self.batch, self.skipped = batch, skipped
 
     def __iter__(self) -> Iterator[View]:
         worker = get_worker_info()
-        number = 0 if worker is None else worker.id
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         for position, (image, label) in enumerate(self.stream.open(self.epoch, decode=lambda image: image)):
+            if position // self.batch * workers + number < self.skipped:  # workers take turns, until one is at its end
+                yield View(torch.empty(3, 1, 1, dtype=torch.uint8), label, 0.0)
+                continue
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
                 tracked = self.transform(self.transform.decode(image))
                 yield View(tracked.image, label, 1.0, patch=tracked.patch)
@@ -82,21 +91,24 @@ def _stream_micro_batches(
     processes: int,
     first_update: int,
 ) -> Iterator[PixelBatch]:
-    """A stream can't be positioned: a run that is resumed within an epoch reads that epoch from its beginning."""
-    per_epoch = len(source) // batch
+    """A stream can't be positioned: a run that is resumed within an epoch reads what it has seen of it once more."""
+    per_epoch, per_update = len(source) // batch, batch // micro_batch // processes
+    normalise = Normalise(data.mean, data.std)
     for epoch in range(first_update // per_epoch, -(-updates // per_epoch)):
-        first, last = max(first_update, epoch * per_epoch), min(updates, (epoch + 1) * per_epoch)
-        wanted = (last - first) * (batch // micro_batch) // processes
-        while wanted:  # again from the beginning, if shards were dealt unevenly
-            before = wanted
-            views = Streamed(source, transform, seed, epoch)
-            normalise = Normalise(data.mean, data.std)
-            for read in _load(views, data, normalise, batch_size=micro_batch, drop_last=True):
-                yield read
-                wanted -= 1
-                if not wanted:
+        skipped = max(0, first_update - epoch * per_epoch) * per_update
+        last = min(per_epoch, updates - epoch * per_epoch) * per_update
+        done = 0
+        while done < last:  # again from the beginning, if shards were dealt unevenly
+            before = done
+            views = Streamed(source, transform, seed, epoch, micro_batch, skipped - done)
+            chance = generator(seed, Purpose.ORDER, epoch)  # WebDataset shuffles by the workers' seeds
+            for read in _load(views, data, normalise, batch_size=micro_batch, drop_last=True, generator=chance):
+                done += 1
+                if done > skipped:
+                    yield read
+                if done == last:
                     break
-            if wanted == before:
+            if done == before:
                 raise ValueError(f"the stream {data.source} gave no whole micro-batch of {micro_batch} samples")
 
 
@@ -106,7 +118,7 @@ def eval_batches(
     """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
     how = Preprocessing.of_data(data)
     if isinstance(source, Stream):
-        return _load(Streamed(source, how.view, 0, 0), data, how.normalise, batch_size=batch)
+        return _load(Streamed(source, how.view, 0, 0, batch), data, how.normalise, batch_size=batch)
     batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
     return _load(Views(source, how.view, 0, training=False), data, how.normalise, batch_sampler=batches)
 

@@ -14,7 +14,8 @@ class Data:
     """Where images come from, and how they are seen."""
 
     source: Annotated[str, arg(name="data")] = "world"
-    """A folder of images; or world, torch/NAME (torchvision), hfds/NAME (Hugging Face); as streams hfids/NAME, wds."""
+    """A folder of images; or world, torch/NAME (torchvision), hfds/NAME or, as a stream, hfids/NAME (Hugging Face), wds
+    (WebDataset)."""
     root: str = "data"
     """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""
     train_split: str = "train"
@@ -26,11 +27,11 @@ class Data:
     split_seed: int = 0
     """Chooses which files are set aside."""
     train_samples: int = 0
-    """How many samples the training stream has, where its files don't say (wds)."""
+    """How many samples the training stream has, where its files don't say (remote wds)."""
     val_samples: int = 0
-    """How many samples the evaluation stream has, where its files don't say (wds)."""
+    """How many samples the evaluation stream has, where its files don't say (remote wds)."""
     classes: int = 0
-    """How many classes there are, where the data doesn't say (wds)."""
+    """How many classes wds has; 0: as many as the labels of local training shards say."""
 
     labels: str = ""
     """The folder of dense labels that `labelflow annotate` made for the training part, for targets that use them."""

@@ -3,15 +3,16 @@
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL import Image
 
 from labelflow.data.folder import Folder
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.settings import Data
+from labelflow.data.shards import Listing, Shards, is_remote, local_shards
 from labelflow.data.views import Source
 from labelflow.data.world import World
 from labelflow.spec import known, parse
@@ -58,7 +59,7 @@ class Stream:
 
     def files(self) -> list[str]:
         """Shards that lie here."""
-        return [shard for shard in self.shards if len(urlsplit(shard).scheme) < 2]  # C:\\ is a drive
+        return [shard for shard in self.shards if not is_remote(shard)]
 
 
 def _world(name: str, data: Data, split: str) -> Source:
@@ -110,8 +111,15 @@ def _hugging_face(name: str, data: Data, split: str) -> Source:
     datasets = _import("datasets", "hfds/… needs Hugging Face's datasets: pip install datasets")
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
     classes = _hugging_face_classes(dataset.features, name)
-    dataset = dataset.cast_column("image", datasets.Image(decode=False))
-    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_hugging_face_pair)
+    dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
+    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_arrow_pair)
+
+
+def _arrow_pair(row: Any) -> tuple[Image.Image, int]:
+    """Of a table with one row, which is not copied."""
+    image, label = row.column("image")[0], row.column("label")[0].as_py()
+    content = image["bytes"]
+    return Image.open(io.BytesIO(content.as_buffer()) if content.is_valid else image["path"].as_py()), label
 
 
 def _hugging_face_pair(sample: dict[str, Any]) -> tuple[Image.Image, int]:
@@ -138,6 +146,7 @@ def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
             raise ValueError(f"hfids/{name} does not say how many samples it has: --train-samples and --val-samples do")
         samples = dataset.info.splits[part].num_examples
     classes = _hugging_face_classes(dataset.features, name)
+    dataset = dataset.cast_column("image", datasets.Image(decode=False))
 
     if split == "train":
         dataset = dataset.shuffle(seed=data.split_seed, buffer_size=1000)
@@ -148,14 +157,37 @@ def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
 
 def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
     dataset.set_epoch(epoch)
-    return ((sample["image"], sample["label"]) for sample in dataset)
+    return map(_hugging_face_pair, dataset)
 
 
-def _web_dataset(name: str, data: Data, split: str) -> Stream:
+def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
+    listing = _local_shards(data, split)
+    samples = data.train_samples if split == "train" else data.val_samples
+    if listing is None:
+        return _web_dataset_stream(data, split, samples)
+    listing = listing._replace(samples=samples or listing.samples)
+    return Shards(listing, data.root, data.classes or (_training_classes(data) if split == "val" else 0))
+
+
+def _local_shards(data: Data, split: str) -> Listing | None:
     _import("webdataset", "wds needs WebDataset: pip install webdataset")
+    return local_shards(data.root, _split(data, split))
+
+
+def _training_classes(data: Data) -> int:
+    """As many as the training shards have; 0 if those are not here."""
+    try:
+        listing = _local_shards(data, "train")
+    except ValueError:
+        return 0
+    if listing is None or not all(map(os.path.exists, listing.shards)):
+        return 0
+    return len(Shards(listing, data.root).classes)
+
+
+def _web_dataset_stream(data: Data, split: str, samples: int) -> Stream:
     from timm.data.readers.reader_wds import ReaderWds
 
-    samples = data.train_samples if split == "train" else data.val_samples
     try:
         reader = ReaderWds(
             data.root, split=_split(data, split), is_training=split == "train", num_samples=samples or None
@@ -171,6 +203,7 @@ def _web_dataset(name: str, data: Data, split: str) -> Stream:
 
 
 def _open_reader(reader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+    reader = copy(reader)  # which would go on shuffling where it was
     reader.set_epoch(epoch)
     return iter(reader)
 
@@ -207,3 +240,15 @@ def open_source(data: Data, split: str, tell: Callable[[str], None] = lambda lin
         prefix, _, name = data.source.partition("/")
         return SOURCES[prefix.partition("(")[0]](name, data, split)
     return Folder(data.source, split, data.val_fraction, data.split_seed, tell)
+
+
+def open_map_style(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source:
+    """The same, of samples that have names. A stream is refused before it asks for settings."""
+    remote = data.source == "wds" and _local_shards(data, split) is None
+    if remote or data.source.startswith("hfids/"):
+        raise ValueError(
+            f"a stream such as {data.source} has no sample names; use a folder, hfds/NAME or local WebDataset shards"
+        )
+    source = open_source(data, split, tell)
+    assert not isinstance(source, Stream)
+    return source

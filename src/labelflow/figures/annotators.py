@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from labelflow.data import Data as Settings
-from labelflow.data import Stream, open_source
+from labelflow.data import open_map_style
 from labelflow.data.geometry import Geometry
 from labelflow.engine.run import Run
 from labelflow.figures import results
@@ -42,8 +42,7 @@ def _rightness(run: Run, recipe: Recipe) -> float:
 def annotator_accuracy(store: Store, data: Settings) -> float:
     """How often an annotator's label map, pooled, says the image's own class: on training images, of which it may have
     been trained on some."""
-    source = open_source(data, "train")
-    assert not isinstance(source, Stream)
+    source = open_map_style(data, "train")
     right = []
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).round().astype(int).tolist():
         image, label = source.load(index)

@@ -44,11 +44,11 @@ class Annotate:
     split: str = "train"
     """The part of the data to annotate: train or val."""
     train_split: str = "train"
-    """What Hugging Face calls the part to train on; as in training."""
+    """What Hugging Face calls the part to train on, or its wds shards; as in training."""
     val_split: str = "val"
-    """What Hugging Face calls the part to evaluate on; as in training."""
+    """What Hugging Face calls the part to evaluate on, or its wds shards; as in training."""
     root: str = "data"
-    """Where torchvision and Hugging Face keep their files."""
+    """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""
     val_fraction: float = 0.1
     """How much of a folder without train and val is set aside; as in training."""
     split_seed: int = 0

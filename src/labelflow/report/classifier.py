@@ -8,7 +8,7 @@ from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.rmse import fluctuation
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.classifier import Classifier, load
-from labelflow.data import Data, Preprocessing, Stream, open_source
+from labelflow.data import Data, Preprocessing, open_map_style
 from labelflow.engine.run import Run
 from labelflow.html import data_uri
 from labelflow.labels import Store
@@ -93,9 +93,7 @@ def _dense_labels(data: Data) -> str:
     if not data.labels:
         return ""
     try:
-        source = open_source(data, "train")
-        assert not isinstance(source, Stream)  # whose samples can't have labels
-        picture = label_picture(Store(data.labels), source)
+        picture = label_picture(Store(data.labels), open_map_style(data, "train"))
     except (ValueError, OSError) as error:
         return f"<section><h2>Dense labels</h2><p>Not available: {escape(str(error))}.</p></section>"
     return f"""<section><h2>Dense labels</h2><p>Training images, and the annotator's label maps: each cell has

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from labelflow.chance import generator
-from labelflow.data import Data, Source, Stream, World, open_source
+from labelflow.data import Data, Source, World, open_map_style
 from labelflow.data.folder import SPLITS, Listed, first_folder, shorten
 from labelflow.data.imagenet import wordnet_names
 from labelflow.data.images import Decode, to_rgb
@@ -82,9 +82,7 @@ def open_dataset(data: Data, from_run: bool, classes: tuple[str, ...]) -> ImageS
     """
     root = Path(data.source)
     if from_run or is_named(data.source):
-        source = open_source(data, "val")
-        if isinstance(source, Stream):
-            raise ValueError(f"{data.source} is a stream, which cannot be evaluated here; use a folder or hfds/NAME")
+        source = open_map_style(data, "val")
         return ImageSet(data.source, source, wordnet_names(source.classes))
     if (root / "labels.csv").exists():
         return ImageSet(data.source, _read_csv(root, classes), classes)

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 
 from labelflow.classifier import load
-from labelflow.data import Data, Stream, open_source
+from labelflow.data import Data, open_map_style
 from labelflow.engine.progress import Counted, Shown
 from labelflow.labels import Store, annotate
 from labelflow.labels.settings import Annotate
@@ -26,11 +26,8 @@ def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
     quiet = quiet or not accelerator.is_main_process
     if options.split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {options.split!r}")
-    if data == "wds" or data.startswith("hfids/"):  # before they ask for settings that annotate does not have
-        raise ValueError(f"a stream such as {data} has no sample names, so labels could not be matched to its samples")
     with accelerator.local_main_process_first():  # it downloads what is missing
-        source = open_source(loading, options.split, Shown(quiet).say)
-        assert not isinstance(source, Stream)
+        source = open_map_style(loading, options.split, Shown(quiet).say)
         annotator = load(options.model, options.weights, options.image_size, source.classes)
     with Counted("annotating", "images", len(source), quiet=quiet) as progress:
         progress.say(
