@@ -34,12 +34,14 @@ from torchvision.ops import roi_align
 
 from labelflow.chance import drawn_from
 from labelflow.classifier import load
-from labelflow.data import Data, Folder, Source, on_device, train_batches, train_transform
+from labelflow.data import Data, Source, on_device, train_batches, train_transform
+from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.images import EXTENSIONS
 from labelflow.engine.progress import Counted
 from labelflow.labels import Annotation, Draft, LabelMap, Manifest, Store, StoreLabels, annotate, label_view
 from labelflow.labels.annotation import best_scores, place_logits
+from labelflow.labels.sampling import ViewedMap, viewed_map
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixToken
 from labelflow.models.create import create
@@ -47,16 +49,17 @@ from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 from labelflow.targets import Plain, TokenLabel, Truth
 
 CLASSES, GRID = 1000, (14, 14)
+CPU = torch.device("cpu")
 Table = dict[str, float]
 
 
-class Photos(Folder):
+class Photos(Listed):
     """All images below a folder, with ImageNet's classes."""
 
     def __init__(self, root: Path, classes: list[str], count: int) -> None:
         files = sorted(path for path in root.rglob("*") if path.suffix.lower() in EXTENSIONS)
-        self.root, self.folder, self.classes = root, root, classes
-        self.samples = [(str(path), 0) for path in random.Random(0).sample(files, min(count, len(files)))]
+        chosen = [str(path) for path in random.Random(0).sample(files, min(count, len(files)))]
+        super().__init__(root, chosen, [0] * len(chosen), classes)
 
     def key(self, index: int) -> str:
         return f"{index:06d}"
@@ -115,7 +118,7 @@ def prepare(maps: list[LabelMap], batch: int, rounds: int) -> tuple[Table, Tenso
     used = [maps[number % len(maps)] for number in range(batch)]
 
     def sparse() -> TokenLabels:
-        return TokenLabels.stack([label_view(*pair, GRID, CLASSES) for pair in zip(used, straight, strict=True)])
+        return ViewedMap.stack([viewed_map(*pair, GRID, CLASSES) for pair in zip(used, straight, strict=True)]).to(CPU)
 
     dense, labels = dense_labels(used, boxes), sparse()
     difference = (labels.tokens.dense(CLASSES).transpose(1, 2) - dense[:, :, 1:]).abs().max()

@@ -40,10 +40,11 @@ from torchvision.transforms import InterpolationMode
 
 from labelflow.chance import Purpose, restored_generators, seed_generators
 from labelflow.data import Data, Preprocessing, train_transform
-from labelflow.data.folder import find_images
+from labelflow.data.batches import Draw
 from labelflow.data.images import Decode, to_rgb
-from labelflow.data.transforms import _posterize, as_view
-from labelflow.data.views import Draw, PixelBatch, Views, collate
+from labelflow.data.scan import find_images
+from labelflow.data.transforms import _posterize
+from labelflow.data.views import PixelBatch, Views, collate
 from labelflow.labels import Draft, Manifest, Store, StoreLabels
 
 Make = Callable[[list[Draw]], tuple[float, Any]]  # seconds, and the batch
@@ -76,9 +77,15 @@ class Photos:
 
 
 def timms(photos: Photos, data: Data, training: bool) -> ImageDataset:
-    how = dict(is_training=training, interpolation=data.interpolation, use_prefetcher=True)
-    augmented = dict(auto_augment=data.auto_augment, re_prob=data.erasing, re_mode="pixel")
-    transform = create_transform(data.image_size, **how, **(augmented if training else {"crop_pct": data.test_crop}))
+    augmented = {"auto_augment": data.auto_augment, "re_prob": data.erasing, "re_mode": "pixel"}
+    transform = create_transform(
+        data.image_size,
+        is_training=training,
+        interpolation=data.interpolation,
+        crop_pct=data.test_crop,
+        use_prefetcher=True,
+        **augmented if training else {},
+    )
     if training:  # Pillow refuses to posterize to 0 bits, which timm asks for at times
         for operation in transform.transforms[2].ops:
             if operation.aug_fn is auto_augment.posterize:
@@ -207,9 +214,7 @@ def main() -> None:
             "labelflow, --augment device": Views(photos, train_transform(device), 0, True),
             "labelflow, labels": Views(photos, train_transform(data), 0, True, labels),
             "labelflow, --augment device, labels": Views(photos, train_transform(device), 0, True, labels),
-            "labelflow, evaluation": Views(
-                photos, as_view(Preprocessing.of_data(data).transform(normalize=False)), 0, False
-            ),
+            "labelflow, evaluation": Views(photos, Preprocessing.of_data(data).view, 0, False),
         }
         ways: dict[str, Make] = {
             "timm": partial(other_way, timms(photos, data, True), fast_collate, True),

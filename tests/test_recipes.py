@@ -10,7 +10,7 @@ import torch
 
 from labelflow.chance import generator
 from labelflow.data import Data, open_source
-from labelflow.data.views import check_micro_batches
+from labelflow.data.batches import check_micro_batches
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total

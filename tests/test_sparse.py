@@ -103,20 +103,21 @@ def test_labels_of_other_tokens_are_refused() -> None:
         lf.sparse_cross_entropy(torch.randn(2, 5, 10), random_labels((2, 4), 3, 10))
 
 
-def test_stacked_samples_are_the_samples() -> None:
-    samples = []
-    for named, seed in ((7, 0), (3, 1)):
-        image = random_labels((), named, 20, seed)
-        places = torch.randint(named, (4, named - 1), generator=torch.Generator().manual_seed(seed)).short()
-        samples.append(lf.TokenLabels(image, places, torch.rand(4, named - 1), torch.rand(4)))
-    batch = lf.TokenLabels.stack(samples)
-    assert batch.places.shape == (2, 4, 6)
-    for number, sample in enumerate(samples):
-        assert_close(batch.image.dense(20)[number], sample.image.dense(20))
-        one = lf.Sparse(sample.image.classes[sample.places.long()], sample.above, sample.rest).dense(20)
-        assert_close(batch.tokens.dense(20)[number], one)
-        named = batch.image.classes[number].unsqueeze(0).expand(4, -1)
-        assert_close(lf.Sparse(named, batch.over_vocabulary()[number], batch.rest[number]).dense(20), one)
+def test_classes_may_be_those_of_a_whole_image() -> None:
+    """Classes (B, 1, V) stand for the same ones in each token, wherever labels are used."""
+    each = random_labels((4, 6), 5, 50)
+    classes, partner, share = each.classes[:, :1], torch.tensor([3, 2, 1, 0]), torch.rand(4, 6)
+    one, other = lf.Sparse(classes, *each[1:]), lf.Sparse(classes.expand(4, 6, 5), *each[1:])
+    assert_close(one.dense(50), other.dense(50))
+    assert_close(one.smoothed(0.1, 50).dense(50), other.smoothed(0.1, 50).dense(50))
+    one, other = one.mixed(partner, share), other.mixed(partner, share)
+    assert_close(one.dense(50), other.dense(50))
+    gradients = []
+    for labels in (one, other):
+        logits = torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        lf.sparse_cross_entropy(logits, labels).sum().backward()
+        gradients.append(logits.grad)
+    assert_close(*gradients)
 
 
 @pytest.mark.parametrize("weight", ["0.5", "1"])

@@ -1,13 +1,11 @@
 """Labels of which only a few classes matter, one for each token, and the cross-entropy with them.
 
-Shapes: B batch, N tokens, C classes, V classes that a label names, T those that a token's label names.
+Shapes: B batch, N tokens, C classes, V classes that a label names.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -23,14 +21,14 @@ class Sparse(NamedTuple):
     tensor([[0.2000, 0.1000, 0.6000, 0.1000]])
     """
 
-    classes: Tensor  # (..., V) whole numbers; the same class may come twice
+    classes: Tensor  # (..., V) whole numbers, which may be broadcast; the same class may come twice
     above: Tensor  # (..., V) float32: what each has above the rest, 0 where there is nothing
     rest: Tensor  # (...) float32
 
     def dense(self, num_classes: int) -> Tensor:
         """The same labels in full: (..., C)"""
         full = self.rest.unsqueeze(-1).repeat(*[1] * self.rest.ndim, num_classes)
-        return full.scatter_add(-1, self.classes.long(), self.above)
+        return full.scatter_add(-1, self.classes.long().expand_as(self.above), self.above)
 
     def smoothed(self, smoothing: float, num_classes: int) -> "Sparse":
         """(1-s)·y + s/C"""
@@ -65,7 +63,7 @@ def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.rest.shape)} are not of the same tokens"
         )
-    return _SparseCrossEntropy.apply(logits, labels.classes, labels.above, labels.rest)
+    return _SparseCrossEntropy.apply(logits, labels.classes.long().expand_as(labels.above), labels.above, labels.rest)
 
 
 class _SparseCrossEntropy(torch.autograd.Function):
@@ -77,7 +75,7 @@ class _SparseCrossEntropy(torch.autograd.Function):
         mass = above.sum(-1) + values.shape[-1] * rest  # Σ y, 1 for a proper label
         level = values.logsumexp(-1)
         ctx.save_for_backward(logits, level, mass, classes, above, rest)
-        return mass * level - rest * values.sum(-1) - (above * values.gather(-1, classes.long())).sum(-1)
+        return mass * level - rest * values.sum(-1) - (above * values.gather(-1, classes)).sum(-1)
 
     @staticmethod
     @once_differentiable
@@ -86,52 +84,22 @@ class _SparseCrossEntropy(torch.autograd.Function):
         grad = grad.unsqueeze(-1)
         slope = (logits.to(level.dtype) - level.unsqueeze(-1)).exp_()  # softmax
         slope.mul_(mass.unsqueeze(-1)).sub_(rest.unsqueeze(-1))
-        slope.scatter_add_(-1, classes.long(), -above.to(slope.dtype)).mul_(grad)
+        slope.scatter_add_(-1, classes, -above.to(slope.dtype)).mul_(grad)
         return slope.to(logits.dtype), None, None, None
 
 
 class TokenLabels(NamedTuple):
-    """The labels of images and of their tokens. A token's classes are told by their places among its image's."""
+    """The labels of images and of their tokens, over the classes that matter in each image."""
 
     image: Sparse  # (B, V): of each view as a whole
-    places: Tensor  # (B, N, T) whole numbers: which of the image's classes
-    above: Tensor  # (B, N, T)
+    above: Tensor  # (B, N, V): what these classes have above the rest, in each token
     rest: Tensor  # (B, N)
 
     @property
     def tokens(self) -> Sparse:
-        classes = self.image.classes.gather(1, self.places.flatten(1).long()).reshape(self.places.shape)
-        return Sparse(classes, self.above, self.rest)
-
-    def over_vocabulary(self) -> Tensor:
-        """What each class of the image has above the rest, in each token: (B, N, V)"""
-        above = self.above.new_zeros(*self.rest.shape, self.image.classes.shape[1])
-        return above.scatter_add_(2, self.places.long(), self.above)
+        """Classes (B, 1, V)"""
+        return Sparse(self.image.classes.unsqueeze(1), self.above, self.rest)
 
     def smoothed(self, smoothing: float, num_classes: int) -> "TokenLabels":
-        tokens = Sparse(self.places, self.above, self.rest).smoothed(smoothing, num_classes)
-        return TokenLabels(self.image.smoothed(smoothing, num_classes), *tokens)
-
-    def to(self, device: torch.device) -> "TokenLabels":
-        image = Sparse(*(part.to(device, non_blocking=True) for part in self.image))
-        return TokenLabels(image, *(part.to(device, non_blocking=True) for part in self[1:]))
-
-    @staticmethod
-    def stack(samples: "Sequence[TokenLabels]") -> "TokenLabels":
-        """Of single samples, the same without B, filled up to as many classes."""
-        classes, above, places, token_above = (
-            _stack([part(sample) for sample in samples])
-            for part in (
-                lambda one: one.image.classes,
-                lambda one: one.image.above,
-                lambda one: one.places,
-                lambda one: one.above,
-            )
-        )
-        image = Sparse(classes, above, torch.stack([sample.image.rest for sample in samples]))
-        return TokenLabels(image, places, token_above, torch.stack([sample.rest for sample in samples]))
-
-
-def _stack(parts: list[Tensor]) -> Tensor:
-    width = max(part.shape[-1] for part in parts)
-    return torch.stack([F.pad(part, (0, width - part.shape[-1])) for part in parts])
+        _, above, rest = self.tokens.smoothed(smoothing, num_classes)
+        return TokenLabels(self.image.smoothed(smoothing, num_classes), above, rest)

@@ -5,7 +5,9 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import get_ident
 
+import numpy as np
 import pytest
 
 from helpers import pack
@@ -211,6 +213,28 @@ def test_a_long_look_says_how_far_it_is(photos: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(changes, "PATIENCE", -1.0)
     lines = looked(tmp_path / "run", parts(photos), resumed=False)
     assert lines[3] == "looked at 4 of 12 files of the data"
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_slow_files_are_looked_at_by_several_threads(
+    tmp_path: Path, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    class Many:
+        def files(self) -> list[str]:
+            return [f"photos/{number}" for number in range(5000)]
+
+    def look(path: str) -> tuple[int, int]:
+        threads.add(get_ident())
+        return int(path.removeprefix("photos/")), 7
+
+    monkeypatch.setattr(changes, "_size_and_time", look)
+    monkeypatch.setattr(changes, "QUICK", -1.0 if slow else 1.0)
+    looked(tmp_path / "run", [Many()], resumed=False)
+    with np.load(tmp_path / "run" / changes.RECORD) as record:
+        assert record["sizes"].tolist() == list(range(5000))
+    assert (len(threads) > 1) == slow
 
 
 def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:

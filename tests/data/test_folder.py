@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from labelflow.data import Data, Folder, Unreadable, eval_batches, open_source, train_batches
-from labelflow.data.folder import image_files, order_of
+from labelflow.data.folder import order_of
 from labelflow.data.images import read
+from labelflow.data.scan import image_files
 
 
 def picture(path: Path, shade: int = 128, mode: str = "RGB", **save: object) -> Path:
@@ -30,16 +31,16 @@ def photos(tmp_path: Path) -> Path:
 def test_one_folder_is_split_by_names_and_seed_alone(photos: Path) -> None:
     train, val = Folder(photos, "train", 0.3), Folder(photos, "val", 0.3)
     assert (len(train), len(val)) == (14, 6)
-    assert not {name for name, _ in train.samples} & {name for name, _ in val.samples}
-    assert [label for _, label in val.samples] == [0, 0, 0, 1, 1, 1]
+    assert not set(train.files()) & set(val.files())
+    assert val.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert train.classes == ["cat", "dog"]
-    assert Folder(photos, "val", 0.3).samples == val.samples
-    assert Folder(photos, "val", 0.3, seed=1).samples != val.samples
+    assert list(Folder(photos, "val", 0.3).files()) == list(val.files())
+    assert list(Folder(photos, "val", 0.3, seed=1).files()) != list(val.files())
     picture(photos / "cat" / "new.png")
     picture(photos / "cat" / "._hidden.png")
     picture(photos / "cat" / ".ipynb_checkpoints" / "new.png")
     assert len(Folder(photos, "train", 0.3)) + len(Folder(photos, "val", 0.3)) == 21
-    assert len({name for name, _ in val.samples} - {name for name, _ in Folder(photos, "val", 0.3).samples}) <= 1
+    assert len(set(val.files()) - set(Folder(photos, "val", 0.3).files())) <= 1
 
 
 def test_names_of_files_may_be_any_bytes(photos: Path) -> None:
@@ -49,7 +50,7 @@ def test_names_of_files_may_be_any_bytes(photos: Path) -> None:
     except OSError:
         pytest.skip("not on this file system")
     halves = [Folder(photos, split, val_fraction=0.5) for split in ("train", "val")]
-    paths = [os.fsencode(half.samples[index][0]) for half in halves for index in range(len(half)) if half.load(index)]
+    paths = [os.fsencode(half.name(index)) for half in halves for index in range(len(half)) if half.load(index)]
     assert name in paths
     os.rename(photos / "cat", os.fsencode(photos) + b"/\xe9")
     with pytest.raises(ValueError, match=r"not UTF-8: rename '\\udce9'"):
@@ -145,7 +146,7 @@ def test_what_cannot_be_read_is_told_by_name_and_skipped_up_to_a_limit(photos: P
         for batch in eval_batches(val, data, batch=4, rank=0, processes=1):
             unreadable(batch.problems)
             counted += float(batch.weights.sum())
-        assert counted == len(val) - sum(name in problem for problem in told for name, _ in val.samples)
+        assert counted == len(val) - sum(name in problem for problem in told for name in val.files())
         return told
 
     assert sorted(Path(problem.split(":")[0]).name for problem in problems(2)) == ["3.jpg", "4.jpg"]

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data._utils.pin_memory import pin_memory
+from torchvision.transforms import Compose
 
 from labelflow.chance import Purpose, drawn_from
 from labelflow.data import Data, World, eval_batches, on_device, train_batches, train_transform
+from labelflow.data.batches import Draw, EvalBatches, TrainBatches, fit_micro_batch
 from labelflow.data.images import Decode, to_rgb
-from labelflow.data.views import Draw, EvalBatches, TrainBatches, Views, fit_micro_batch, load_sample
+from labelflow.data.views import Views, load_sample
 
 CPU = torch.device("cpu")
 HOW = {"batch": 12, "micro_batch": 3, "updates": 9, "seed": 1}
@@ -101,16 +104,23 @@ def timms(data: Data, training: bool) -> Callable[[Image.Image], Tensor]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_models_see_bit_for_bit_what_timms_transforms_make(workers: int) -> None:
-    """Workers send bytes, which are normalised and erased later."""
+    """Workers send bytes, which are normalised and erased later; what is erased shows other noise."""
     data = Data(image_size=32, erasing=0.5, auto_augment="rand-m7-mstd0.5-inc1", workers=workers)
     world = World("train", 40, 32)
     transform = timms(data, training=True)
     draws = list(TrainBatches(40, **HOW))
     batches = list(on_device(train_batches(world, data, **HOW), CPU))  # all, so that no worker outlives a failure
+    erased = 0
     for group, batch in zip(draws, batches, strict=True):
         for draw, image in zip(group, batch.images, strict=True):
             with drawn_from(HOW["seed"], Purpose.VIEW, draw.epoch, draw.position):
-                assert torch.equal(image, transform(world.load(draw.sample)[0]))
+                *steps, erasing = transform.transforms
+                before = Compose(steps)(world.load(draw.sample)[0])
+                expected = erasing(before.clone())
+            assert torch.equal(image[expected == before], before[expected == before])
+            assert (image != before)[expected != before].all()
+            erased += int((expected != before).any())
+    assert 0.3 < erased / len(draws) / len(draws[0]) < 0.7
     val, transform = World("val", 10, 32), timms(data, training=False)
     expected = torch.stack([transform(val.load(index)[0]) for index in range(10)])
     loader = eval_batches(val, data, batch=4, rank=0, processes=1)
@@ -118,14 +128,14 @@ def test_models_see_bit_for_bit_what_timms_transforms_make(workers: int) -> None
 
 
 def test_a_batch_travels_in_a_quarter_of_its_bytes() -> None:
-    """The noise of random erasing comes on top."""
     source, data = World("train", 40, 32), Data(image_size=32, erasing=0.0, workers=0)
     batch = next(train_batches(source, data, **HOW))
     assert batch.to(CPU).images.nbytes == 4 * batch.pixels.nbytes
     assert batch.to(CPU).images.is_contiguous()
-    assert batch.patches.noise.nbytes == 0
+    assert not batch.patches.found
     batch = next(train_batches(source, replace(data, erasing=1.0), **HOW))
-    assert batch.patches.noise.numel() == sum(3 * box.height * box.width for box in batch.patches.boxes) > 0
+    assert batch.patches.found
+    assert not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch.patches))  # noise is not sent
 
 
 def test_pinning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +144,7 @@ def test_pinning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.numel()) or tensor.clone())
     batch = next(train_batches(World("train", 40, 32), Data(image_size=32, erasing=1.0, workers=0), **HOW))
     again = pin_memory(batch)
-    assert pinned == [part.numel() for part in (*batch[:3], batch.patches.noise)]
+    assert pinned == [part.numel() for part in batch[:3]]
     assert torch.equal(again.to(CPU).images, batch.to(CPU).images)
 
 
@@ -198,7 +208,7 @@ def test_the_next_readable_sample_takes_a_damaged_ones_place_in_training() -> No
     view = views[Draw(38, epoch=2, position=5)]
     assert (view.label, view.weight) == (world.load(1)[1], 1.0)
     assert str(view.problem) == f"{world.name(38)}: broken in the middle of 38"  # the one that was asked for
-    assert torch.equal(view.image, views[Draw(1, epoch=2, position=5)].image)
+    assert (view.image == views[Draw(1, epoch=2, position=5)].image).all()
     assert views[Draw(1, epoch=2, position=5)].problem is None
     world.damaged = frozenset(range(40))
     with pytest.raises(ValueError, match=r"cannot read 20 samples in a row, the first of which is .*: broken"):

@@ -37,7 +37,6 @@ from labelflow.data.geometry import Geometry
 from labelflow.labels import Draft, Manifest, Store, label_view
 from labelflow.labels.annotation import annotator_columns, annotator_preprocessing, best_scores, place_logits
 from labelflow.labels.sampling import seen_window
-from labelflow.sparse import TokenLabels
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -325,7 +324,7 @@ def test_what_cannot_be_read(
     assert f"skipped {damaged}" in capsys.readouterr().out
     store = Store(tmp_path / "one")
     for key in store.keys():  # noqa: SIM118
-        found = TokenLabels.stack([label_view(store[key], Geometry((80, 60)), (3, 3), 2)])
+        found = label_view(store[key], Geometry((80, 60)), (3, 3), 2)
         uniform = torch.full((1, 9, 2), 0.5)
         assert torch.allclose(found.tokens.dense(2), uniform) == (key == "dog/1")
         assert torch.allclose(found.image.dense(2), uniform[:, 0]) == (key == "dog/1")
@@ -493,8 +492,8 @@ def test_shards_have_the_labels_of_their_images(
     """From WebDataset's tar files to a model that is trained on them, by the commands that are printed."""
     source = Folder(photos, "train")
     for shard, places in (("train-0", range(4)), ("train-1", range(4, 7)), ("val-0", range(2))):
-        images = [(f"{source.key(place)}.png", Path(source.samples[place][0]).read_bytes()) for place in places]
-        classes = [(f"{source.key(place)}.cls", b"%d" % source.samples[place][1]) for place in places]
+        images = [(f"{source.key(place)}.png", Path(source.files()[place]).read_bytes()) for place in places]
+        classes = [(f"{source.key(place)}.cls", b"%d" % source.labels[place]) for place in places]
         pack(tmp_path / f"{shard}.tar", images + classes)
     where = ["--root", tmp_path, "--train-split", "train-{0..1}.tar", "--val-split", "val-0.tar"]
     out = tmp_path / "labels"

@@ -14,10 +14,11 @@ from torch.testing import assert_close
 from torchvision.ops import roi_align
 
 from helpers import GOLDEN, golden
-from labelflow.data.geometry import Geometry
-from labelflow.labels.sampling import cell_weights, label_view
+from labelflow.data.geometry import Geometry, Matrix, rotation_step
+from labelflow.labels.sampling import ViewedMap, cell_weights, label_view, sample_counts, viewed_map
 from labelflow.labels.store import LabelMap
-from labelflow.sparse import TokenLabels
+from labelflow.sparse import Sparse, TokenLabels
+from pretend import DEVICE, pretending
 
 Box = tuple[float, float, float, float]  # top, left, height, width
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
@@ -32,8 +33,7 @@ def random_map(cells: tuple[int, int], k: int, classes: int, seed: int = 0) -> L
 
 def dense(labels: TokenLabels, classes: int) -> Tensor:
     """(1 + N, C): of the view, and of its tokens."""
-    batch = TokenLabels.stack([labels])
-    return torch.cat([batch.image.dense(classes)[:, None], batch.tokens.dense(classes)], 1)[0]
+    return torch.cat([labels.image.dense(classes)[:, None], labels.tokens.dense(classes)], 1)[0]
 
 
 def pooled(maps: Tensor, box: Box, grid: tuple[int, int], mirrored: bool = False) -> Tensor:
@@ -74,6 +74,13 @@ def samples_are_certain(box: Box, grid: tuple[int, int], cells: tuple[int, int])
     return all(abs(number - round(number)) > 1e-4 or part == 1 for part, number in numbers)
 
 
+def weights(view: Matrix, grid: tuple[int, int], cells: tuple[int, int]) -> Tensor:
+    """Of the cells of a map that shows the whole image, (N, h·w), for one view."""
+    counts = torch.from_numpy(sample_counts(view[None], cells, grid)[:, 2:])
+    maps = torch.from_numpy(np.stack([view, view])).float()
+    return cell_weights(maps[None], counts, counts[0].tolist(), grid, cells)[0]
+
+
 @given(boxes(), grids, grids, st.booleans())
 @example(WHOLE, (1, 1), (9, 9), False)
 @example(WHOLE, (6, 3), (6, 3), True)
@@ -83,10 +90,10 @@ def test_weights_of_cells_are_roi_align(
 ) -> None:
     assume(samples_are_certain(box, grid, cells))
     each_cell = torch.eye(math.prod(cells), dtype=torch.float64).unflatten(1, cells)
-    found = cell_weights(Geometry((31, 17), box, mirrored).matrix, grid, cells, np.eye(3))
+    found = weights(Geometry((31, 17), box, mirrored).matrix, grid, cells)
     expected = pooled(each_cell, box, grid, mirrored)
-    assert_close(torch.from_numpy(found), expected.float(), atol=1e-5, rtol=0)
-    assert_close(torch.from_numpy(found.sum(1)), torch.ones(math.prod(grid)))
+    assert_close(found, expected.float(), atol=1e-5, rtol=0)
+    assert_close(found.sum(1), torch.ones(math.prod(grid)))
 
 
 @given(boxes(), grids, grids, st.booleans(), st.integers(1, 6), st.sampled_from([6, 11, 300]))
@@ -170,8 +177,7 @@ def test_what_lies_outside_says_nothing() -> None:
     assert_close(found[:, 2:], torch.full((4, 2, 10), 0.1))
     half = Geometry((40, 30), (0, 0.5, 1, 0.5))
     assert_close(found[:, :2], dense(label_view(label_map, half, (4, 2), 10), 10)[1:].unflatten(0, (4, 2)))
-    weights = cell_weights(geometry.matrix, (1, 1), (8, 8), np.eye(3))
-    assert_close(weights.sum(), np.float32(0.5))
+    assert_close(weights(geometry.matrix, (1, 1), (8, 8)).sum(), torch.tensor(0.5))
 
 
 @given(st.floats(-180, 180), boxes())
@@ -221,6 +227,36 @@ def test_a_map_of_the_same_classes_everywhere_names_them_once() -> None:
     label_map = LabelMap(chance.normal(0, 3, (2, 6, 6)).astype(np.float16), ids)
     geometry = Geometry((10, 10))
     labels = label_view(label_map, geometry, (3, 3), 9)
-    assert labels.image.classes.tolist() == [3, 7]
-    assert labels.places.shape == (9, 2)
+    assert labels.image.classes.tolist() == [[3, 7]]
+    assert labels.above.shape == (1, 9, 2)
     assert_close(dense(labels, 9), expected_labels(label_map, geometry, (3, 3), 9), atol=1e-5, rtol=0)
+
+
+@given(st.lists(st.tuples(boxes(), st.booleans(), st.lists(st.floats(-40, 40), max_size=2)), min_size=1, max_size=5))
+def test_a_batch_is_its_views(drawn: list[tuple[Box, bool, list[float]]]) -> None:
+    """Whatever else is in the batch: maps with more classes, views with more samples or moves."""
+    views, alone = [], []
+    for number, (box, mirrored, turns) in enumerate(drawn):
+        geometry = Geometry((50, 40), box, mirrored)
+        for degrees in turns:
+            geometry = geometry.move(rotation_step(degrees, (64, 64)))
+        label_map = random_map((6, 7), 1 + number % 3, 30, seed=number)
+        padded = LabelMap(*(np.concatenate([part, part[:1].repeat(3 - len(part), 0)]) for part in label_map))
+        views.append(viewed_map(padded, geometry, (5, 4), 30))
+        alone.append(dense(label_view(padded, geometry, (5, 4), 30), 30))
+    together = ViewedMap.stack(views).to(torch.device("cpu"))
+    for number, expected in enumerate(alone):
+        here = slice(number, number + 1)
+        one = TokenLabels(Sparse(*(part[here] for part in together.image)), *(part[here] for part in together[1:]))
+        assert_close(dense(one, 30), expected, atol=1e-6, rtol=0)
+
+
+def test_the_host_waits_for_nothing() -> None:
+    geometry = Geometry((50, 40), (0.1, 0.2, 0.5, 0.4))
+    batch = ViewedMap.stack([viewed_map(random_map((6, 6), 3, 30, seed), geometry, (5, 4), 30) for seed in range(4)])
+    with pretending() as log:
+        labels = batch.to(torch.device(DEVICE))
+        assert not log.waits
+        assert not log.meetings
+        found = labels.above.cpu()
+    assert_close(found, batch.to(torch.device("cpu")).above, atol=1e-5, rtol=0)

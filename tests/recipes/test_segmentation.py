@@ -9,7 +9,7 @@ import pytest
 import timm
 
 from labelflow.cli import main
-from labelflow.data.views import check_micro_batches
+from labelflow.data.batches import check_micro_batches
 from labelflow.engine import Run
 from labelflow.recipes import ALL, DETECTORS, RECIPES, SEGMENTERS, Entry, find, find_any
 from labelflow.recipes.transfer import DATA, transferred_to

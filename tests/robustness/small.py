@@ -87,10 +87,11 @@ def save_colour(path: Path, red: int, green: int = 0, blue: int = 0) -> None:
 
 def colour_set(folder: Path, classes: Sequence[str], images: Sequence[tuple[int, int]]) -> ImageSet:
     """Images of one colour each: (label, red)."""
-    samples = [(str(folder / f"{number}.png"), label) for number, (label, _) in enumerate(images)]
-    for (path, _), (_, red) in zip(samples, images, strict=True):
+    paths = [str(folder / f"{number}.png") for number in range(len(images))]
+    for path, (_, red) in zip(paths, images, strict=True):
         save_colour(Path(path), red)
-    return ImageSet("colours", Listed(folder, samples, list(classes)), tuple(classes))
+    source = Listed(folder, paths, [label for label, _ in images], list(classes))
+    return ImageSet("colours", source, tuple(classes))
 
 
 def values(section: Section) -> dict[str, list[float]]:

@@ -57,7 +57,7 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     def read(text: str, *classes: str) -> list[tuple[str, int]]:
         (tmp_path / "labels.csv").write_text(text, encoding="utf-8-sig")  # as Excel writes it
         source = open_dataset(Data(source=str(tmp_path)), from_run=False, classes=classes).source
-        return [(source.key(at), label) for at, (_, label) in enumerate(source.samples)]  # type: ignore[attr-defined]
+        return [(source.key(at), label) for at, label in enumerate(source.labels)]  # type: ignore[attr-defined]
 
     two = [("a/x.png", 0), ("b/y.png", 1)]
     assert read("file,class\ny.png,dog\na/x.png,cat", "cat", "dog") == two  # the file name is enough if it is unique

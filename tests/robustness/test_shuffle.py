@@ -49,7 +49,7 @@ def test_the_suite_against_a_naive_loop(tmp_path: Path) -> None:
         shuffled = [image, *(Shuffle(*grid)(image, 0, default_rng(seed)) for grid in grids[1:])]
         seen.append([read(one[:half, :half, 0].mean()) for one in shuffled])
         samples.append((str(tmp_path / f"{number}.png"), seen[number][(number // 2) % 7]))
-    dataset = ImageSet("quarters", Listed(tmp_path, samples, classes), tuple(classes))
+    dataset = ImageSet("quarters", Listed(tmp_path, *zip(*samples, strict=True), classes), tuple(classes))
     shifts = {"exact": 0, "one more": 1}
     modules = {name: ColourReader(40, shift, part=half) for name, shift in shifts.items()}
     suite = ShuffleSuite(known(modules, classes, tmp_path / "out"), dataset)

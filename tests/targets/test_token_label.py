@@ -21,11 +21,10 @@ def truth_for(batch: int, tokens: int, seed: int = 0) -> Truth:
     """Labels over 4 of the 5 classes of each image, other ones for each token."""
     image = random_labels((batch,), 4, C, seed)
     generator = torch.Generator().manual_seed(seed)
-    places = torch.randint(4, (batch, tokens, 3), generator=generator).short()
-    above = torch.rand(batch, tokens, 3, generator=generator) / 4
+    above = torch.rand(batch, tokens, 4, generator=generator) / 5
     rest = (1 - above.sum(-1)) / C
     classes = lf.soft_labels(torch.arange(batch) % C, C, smoothing=0.1)
-    return Truth(classes, TokenLabels(image, places, above, rest))
+    return Truth(classes, TokenLabels(image, above, rest))
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -320,8 +319,7 @@ def test_a_training_step_of_the_public_program(lvvit: nn.Module) -> None:
     rest = targets.min(-1).values
     above = targets - rest[..., None]
     image = lf.Sparse(torch.arange(10).expand(4, 10), above[:, 1], rest[:, 1])
-    places = torch.arange(10).short().expand(4, 196, 10)
-    truth = Truth(torch.empty(0), TokenLabels(image, places, above[:, 2:], rest[:, 2:]))
+    truth = Truth(torch.empty(0), TokenLabels(image, above[:, 2:], rest[:, 2:]))
 
     target = TokenLabel(beta=0.5)
     output = target.student(lvvit)(mix.apply(images), mix)

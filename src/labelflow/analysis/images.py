@@ -14,10 +14,11 @@ from torch import Tensor
 from labelflow.chance import generator
 from labelflow.classifier import Classifier
 from labelflow.data import Data, Stream, open_source
+from labelflow.data.batches import Draw
 from labelflow.data.imagenet import title, wordnet_names
 from labelflow.data.images import read_or_refuse
 from labelflow.data.transforms import as_view
-from labelflow.data.views import Draw, Views
+from labelflow.data.views import Views
 from labelflow.data.world import World
 from labelflow.engine.run import Run
 from labelflow.tasks.recipe import read_recipe

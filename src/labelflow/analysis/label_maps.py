@@ -51,10 +51,9 @@ def read_map(store: Store, source: Source, index: int) -> LabelMap:
     labels = label_view(
         store[source.key(index)], Geometry(image.size), manifest.grid, len(manifest.classes), manifest.seen
     )
-    above = np.zeros((manifest.grid[0] * manifest.grid[1], len(labels.image.classes)), np.float32)
-    np.put_along_axis(above, labels.places.numpy().astype(int), labels.above.numpy(), 1)
-    likeliest = labels.image.classes.numpy()[above.argmax(1)]
-    sureness = (above.max(1) + labels.rest.numpy()).clip(0, 1)
+    above, rest = labels.above[0].numpy(), labels.rest[0].numpy()
+    likeliest = labels.image.classes[0].numpy()[above.argmax(1)]
+    sureness = (above.max(1) + rest).clip(0, 1)
     return LabelMap(image, label, likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
 
 

@@ -61,7 +61,7 @@ class Predict:
             raise ValueError(f"no images; give files, folders or patterns: {how}")
 
     def files(self) -> list[str]:
-        from labelflow.data.folder import find_images
+        from labelflow.data.scan import find_images
 
         return [file for given in self.images for file in find_images(given)]
 

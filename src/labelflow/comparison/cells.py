@@ -92,9 +92,11 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def make_cells(recipe: Recipe, methods: list[Method], seeds: tuple[int, ...]) -> list[Cell]:
+def make_cells(
+    recipe: Recipe, methods: list[Method], seeds: tuple[int, ...], tell: Callable[[str], None] = lambda line: None
+) -> list[Cell]:
     """Seed by seed, so that all methods have equally many seeds if time runs out."""
-    data, code = " ".join([data_digest(recipe), init_digest(recipe.init)]).strip(), code_version()
+    data, code = " ".join([data_digest(recipe, tell), init_digest(recipe.init)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
@@ -175,14 +177,14 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def data_digest(recipe: Recipe) -> str:
+def data_digest(recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> str:
     """Of a folder or of shards: all samples' names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
-        source = open_source(recipe.data, split)
+        source = open_source(recipe.data, split, tell)
         parts += [split, *source.classes, str(len(source))]
         if isinstance(source, Folder):
-            parts += [f"{source.key(index)} {label}" for index, (_, label) in enumerate(source.samples)]
+            parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels.tolist())]
         elif isinstance(source, Shards):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.samples["label"].tolist())]
         elif isinstance(source, Stream):  # its order depends on its location and on the number of workers

@@ -19,7 +19,7 @@ from labelflow.comparison.settings import Compare
 from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
 from labelflow.engine.lock import one_writer
-from labelflow.engine.progress import Counted, duration
+from labelflow.engine.progress import Counted, Shown, duration
 from labelflow.files import atomic_write, read_sealed, write_sealed
 from labelflow.html import Page
 from labelflow.process import is_launched, is_main_process
@@ -77,7 +77,7 @@ def run_comparison(name: str, options: Compare, quiet: bool = False) -> Comparis
 
 def _run_comparison(name: str, options: Compare, quiet: bool) -> Comparison:
     methods = [find_method(text) for text in options.methods]
-    cells = make_cells(options.recipe, methods, options.seeds)
+    cells = make_cells(options.recipe, methods, options.seeds, Shown(quiet or not is_main_process()).say)
     results = {cell: result for cell in cells if (result := _finished(cell, options))}
     missing = [cell for cell in cells if cell not in results]
     speeds: dict[str, float] = {}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import exports
 
 if TYPE_CHECKING:
+    from labelflow.data.batches import fit_micro_batch
     from labelflow.data.device import on_device
     from labelflow.data.folder import Folder
     from labelflow.data.loader import eval_batches, train_batches
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from labelflow.data.sources import SOURCES, Stream, open_map_style, open_source
     from labelflow.data.transforms import train_transform
     from labelflow.data.unreadable import FileCheck, Problem, Unreadable
-    from labelflow.data.views import Batch, PixelBatch, Source, fit_micro_batch
+    from labelflow.data.views import Batch, PixelBatch, Source
     from labelflow.data.world import World, scene
 else:
     __getattr__, __dir__ = exports(__name__)

@@ -79,9 +79,8 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]
     inner = pixels[:, :, 1:-1, 1:-1]
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner  # 13 times the mean
-    smooth = pixels.clone()
-    smooth[:, :, 1:-1, 1:-1] = (2 * total + 13) // 26  # rounded
-    return _blend(smooth, images, factors)
+    inner.copy_((2 * total + 13) // 26)  # rounded
+    return _blend(pixels, images, factors)
 
 
 def blur_weights(radius: float) -> ndarray:
@@ -105,11 +104,11 @@ def gaussian_blur(images: Tensor, weights: Tensor) -> Tensor:
 
 
 def _blur(images: Tensor, weights: Tensor, dim: int) -> Tensor:
-    here, near, far = weights.long().view(-1, 3, 1, 1, 1).unbind(1)
-    padded = pad_edges(images, dim).long()
+    here, near, far = weights.view(-1, 3, 1, 1, 1).unbind(1)
+    padded = pad_edges(images, dim).int()
     pixels = [padded.narrow(dim, first, images.shape[dim]) for first in range(5)]
-    total = here * pixels[2] + near * (pixels[1] + pixels[3]) + far * (pixels[0] + pixels[4])
-    return ((total + 2**23) >> 24).byte()  # rounded
+    total = (pixels[2] * here).add_((pixels[1] + pixels[3]) * near).add_((pixels[0] + pixels[4]) * far)
+    return ((total + 2**23) >> 24).byte()  # rounded: the upper 8 of 32 bits, which are right although the sign is not
 
 
 def pad_edges(images: Tensor, dim: int) -> Tensor:
@@ -130,14 +129,15 @@ def _bytes(images: Tensor) -> Tensor:
 
 def _grey(images: Tensor) -> Tensor:
     """As Pillow converts to "L": (B, 1, H, W) int32"""
-    red, green, blue = images.int().split(1, dim=1)
-    return (19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16
+    red, green, blue = images.split(1, dim=1)
+    weighted = (19595 * red.int()).add_(green, alpha=38470).add_(blue, alpha=7471)
+    return (weighted + 2**15) >> 16  # rounded
 
 
 def _blend(start: Tensor, end: Tensor, factors: Tensor) -> Tensor:
     """From `start`, a factor of 0, to `end`, a factor of 1, and beyond. Rounded down, in single precision, as Pillow.
 
-    start: signed; end: any. Product and sum are kernels of their own, since a fused one would round differently.
+    Product and sum are kernels of their own, since a fused one would round differently.
     """
     factors = factors.float().view(-1, *[1] * (end.ndim - 1))
-    return ((end - start) * factors + start).clamp(0, 255).byte()
+    return (end - start.float()).mul_(factors).add_(start).clamp_(0, 255).byte()

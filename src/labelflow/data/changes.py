@@ -8,26 +8,30 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from zipfile import BadZipFile
 from zlib import error as ZlibError
 
 import numpy as np
 from numpy import ndarray
 
+from labelflow.data.index import Joined
 from labelflow.files import atomic_write, check_file, checksum, forget_file, has_file
 from labelflow.spec import printable
 
 RECORD = "data.npz"
 THREADS = 16  # that wait for files
 PATIENCE = 60  # seconds without a line
+QUICK = 5e-5  # seconds a file
+
+Values = TypeVar("Values")
 
 
 @runtime_checkable
 class HasFiles(Protocol):
     """A source that reads files."""
 
-    def files(self) -> list[str]:
+    def files(self) -> Sequence[str]:
         """All of them, in the same order each time."""
         ...
 
@@ -54,7 +58,7 @@ class DataFiles:
 
         contents: read all files, too. Those with other times are read in any case if their contents are recorded.
         """
-        paths = [path for source in self.sources if isinstance(source, HasFiles) for path in source.files()]
+        paths = Joined([source.files() for source in self.sources if isinstance(source, HasFiles)])
         before = _read(self.path) if self.resumed and has_file(self.path) else None
         if not paths and before is None:
             return
@@ -121,12 +125,25 @@ def _add_contents(record: Record, paths: Sequence[str], which: ndarray) -> Itera
 def _each(look: Callable[[str], Any], paths: Sequence[str], found: ndarray) -> Iterator[str]:
     """Fill an array with what is found out about each file."""
     said = time.monotonic()
+    for part, values in _in_parts(lambda part: list(map(look, paths[part])), len(paths)):
+        found[part] = values
+        if time.monotonic() - said > PATIENCE:
+            said = time.monotonic()
+            yield f"looked at {min(part.stop, len(paths))} of {len(paths)} files of the data"
+
+
+def _in_parts(look: Callable[[slice], Values], count: int) -> Iterator[tuple[slice, Values]]:
+    """Of so many files, one after another while that is quick; then several at once, since they have to be waited for.
+    Threads that wait for nothing would get in each other's way."""
+    size, begin = max(1, min(64, count // 1024)), time.monotonic()
+    parts = iter([slice(first, first + size) for first in range(0, count, size)])
+    for part in parts:
+        yield part, look(part)
+        if time.monotonic() - begin > 0.1 + QUICK * part.stop:
+            break
+    rest = list(parts)
     with ThreadPool(THREADS) as pool:
-        for place, value in enumerate(pool.imap(look, paths, chunksize=max(1, min(64, len(paths) // 1024)))):
-            found[place] = value
-            if time.monotonic() - said > PATIENCE:
-                said = time.monotonic()
-                yield f"looked at {place + 1} of {len(paths)} files of the data"
+        yield from zip(rest, pool.imap(look, rest), strict=True)
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
@@ -150,7 +167,8 @@ def _shared_folder(paths: Sequence[str]) -> str:
     >>> _shared_folder(["photos/train/cat/1.png", "photos/train/cow/1.png"])
     'photos/train/'
     """
-    prefix = os.path.commonprefix(paths)  # noqa: RUF071 commonpath is slow, and refuses relative beside absolute paths
+    ends = [min(paths), max(paths)] if paths else []  # all others lie between them
+    prefix = os.path.commonprefix(ends)  # noqa: RUF071 commonpath refuses relative beside absolute paths
     return prefix[: prefix.rfind(os.sep) + 1]
 
 

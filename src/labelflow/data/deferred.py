@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy import ndarray
 from PIL import Image
 from timm.data import auto_augment
-from timm.data.transforms import MaybePILToTensor, RandomResizedCropAndInterpolation
+from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import ColorJitter
 
@@ -97,9 +97,7 @@ class Deferred(NamedTuple):
 
 
 def defer(step: Any) -> Any:
-    """A step of timm's transforms that takes down what it would do to colours; None if nothing is left of it."""
-    if isinstance(step, MaybePILToTensor):
-        return None
+    """A step of timm's transforms that takes down what it would do to colours."""
     if isinstance(step, ColorJitter):
         return Jitter(step)
     for operation in operations(step):

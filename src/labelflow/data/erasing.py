@@ -3,53 +3,52 @@
 Shapes: B images, h×w pixels of a patch.
 """
 
+import random
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
+NOISE = 2**20  # normal numbers that all patches are taken from; more, where a patch is large
+
 
 class Patch(NamedTuple):
-    """What takes the place of a part of an image."""
+    """A part of an image that noise takes the place of."""
 
-    top: int
-    left: int
-    noise: Tensor  # (3, h, w), in the colours of a normalised image
-
-
-class Box(NamedTuple):
-    """Where a patch goes."""
-
-    image: int
     top: int
     left: int
     height: int
     width: int
+    noise: float  # where its noise begins, as a part of all there is
 
 
 class Patches(NamedTuple):
-    """The patches of a batch, in one piece."""
+    """The patches of a batch."""
 
-    boxes: list[Box]
-    noise: Tensor  # (Σ 3·h·w,)
+    found: list[tuple[int, Patch]]  # which image has which
 
     @staticmethod
     def stack(patches: Sequence[Patch | None]) -> "Patches":
         """Of one image after the other, None where nothing is erased."""
-        found = [(image, patch) for image, patch in enumerate(patches) if patch]
-        boxes = [Box(image, patch.top, patch.left, *patch.noise.shape[1:]) for image, patch in found]
-        return Patches(boxes, torch.cat([torch.empty(0), *(patch.noise.flatten() for _, patch in found)]))
-
-    def to(self, device: torch.device) -> "Patches":
-        return self._replace(noise=self.noise.to(device, non_blocking=True))
+        return Patches([(image, patch) for image, patch in enumerate(patches) if patch])
 
     def paint(self, images: Tensor) -> None:
         """Put them into normalised images (B, 3, H, W)."""
-        parts = self.noise.split([3 * box.height * box.width for box in self.boxes])
-        for (image, top, left, height, width), part in zip(self.boxes, parts, strict=True):
-            images[image, :, top : top + height, left : left + width] = part.view(3, height, width)
+        for image, (top, left, height, width, start) in self.found:
+            count = 3 * height * width
+            noise = normal_noise(max(NOISE, 1 << (2 * count).bit_length()), images.device)
+            first = int(start * (len(noise) - count))
+            part = noise[first : first + count].view(3, height, width)
+            images[image, :, top : top + height, left : left + width] = part
+
+
+@cache
+def normal_noise(count: int, device: torch.device) -> Tensor:
+    """Drawn once and for all, the same for every device: a patch's noise costs workers, and what they send, nothing."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 class Canvas:
@@ -57,18 +56,20 @@ class Canvas:
 
     dtype = torch.float32
 
-    def __init__(self, shape: torch.Size) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self.patch: Patch | None = None
 
-    def size(self) -> torch.Size:
+    def size(self) -> tuple[int, ...]:
         return self.shape
 
-    def __setitem__(self, part: tuple[slice, slice, slice], noise: Tensor) -> None:
-        self.patch = Patch(part[1].start, part[2].start, noise)
+    def __setitem__(self, part: tuple[slice, slice, slice], colour: object) -> None:
+        _, rows, columns = part
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        self.patch = Patch(rows.start, columns.start, height, width, random.random())
 
 
-def draw_patch(erasing: RandomErasing, shape: torch.Size) -> Patch | None:
+def draw_patch(erasing: RandomErasing, shape: tuple[int, ...]) -> Patch | None:
     """With timm's own draws, for an image (3, H, W); None if it is left as it is."""
     canvas = Canvas(shape)
     erasing(canvas)

@@ -1,15 +1,17 @@
 """A folder of images, one folder a class."""
 
-import glob
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from labelflow.data.images import EXTENSIONS, Decode, to_rgb
+from labelflow.data.index import FileIndex, Paths, open_index
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 
@@ -17,25 +19,25 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", 
 class Listed:
     """Files of images and their labels, which are places in `classes`."""
 
-    def __init__(self, root: Path, samples: list[tuple[str, int]], classes: Sequence[str]) -> None:
-        self.root, self.samples, self.classes = root, samples, classes
+    def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int], classes: Sequence[str]) -> None:
+        self.root, self.paths, self.classes = root, paths, classes
+        self.labels: ndarray = np.array(labels, np.int32)  # (N,)
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.paths)
 
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
-        path, label = self.samples[index]
-        with Image.open(path) as image:
-            return decode(image), label
+        with Image.open(self.paths[index]) as image:
+            return decode(image), int(self.labels[index])
 
     def name(self, index: int) -> str:
-        return self.samples[index][0]
+        return self.paths[index]
 
-    def files(self) -> list[str]:
-        return [path for path, _ in self.samples]
+    def files(self) -> Sequence[str]:
+        return self.paths
 
     def key(self, index: int) -> str:
-        return os.path.relpath(self.samples[index][0], self.root)
+        return os.path.relpath(self.paths[index], self.root)
 
 
 class Folder(Listed):
@@ -46,8 +48,18 @@ class Folder(Listed):
     by name.
     """
 
-    def __init__(self, root: Path | str, split: str = "train", val_fraction: float = 0.1, seed: int = 0) -> None:
-        super().__init__(Path(root), [], [])
+    paths: Paths
+
+    def __init__(
+        self,
+        root: Path | str,
+        split: str = "train",
+        val_fraction: float = 0.1,
+        seed: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """tell: hears of the progress, where it takes time to list the files."""
+        self.root = Path(root)
         if not self.root.is_dir():
             raise ValueError(
                 f"there is no folder {self.root}; give one that holds a folder of images for each class: --data FOLDER"
@@ -65,33 +77,44 @@ class Folder(Listed):
             if unknown:
                 raise ValueError(f"{half} has classes missing from {halves['train']}: {shorten(unknown)}")
         self.folder = half or self.root  # that of the class folders
-        empty = []
-        for index, name in enumerate(self.classes):
-            files = image_files(self.folder / name)
-            if not files and self.folder == (halves["train"] or self.root):
-                empty.append(name)
-            if half is None and not whole:
-                if not 0 < val_fraction < 1:
-                    raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
-                aside = set(
-                    sorted(files, key=lambda file: order_of(seed, f"{name}/{file}"))[: aside_count(files, val_fraction)]
-                )
-                files = [file for file in files if (file in aside) == (split == "val")]
-            folder = str(self.folder / name)
-            self.samples += [(os.path.join(folder, file), index) for file in files]
-        if empty:
+        divided = half is None and not whole
+        if divided and not 0 < val_fraction < 1:
+            raise ValueError(f"val_fraction must lie between 0 and 1, not {val_fraction}")
+        index = open_index(self.folder, tell)
+        places = [np.asarray(index.of_class(name), np.int32) for name in self.classes]
+        empty = [name for name, own in zip(self.classes, places, strict=True) if not len(own)]
+        if empty and self.folder == (halves["train"] or self.root):
             raise ValueError(
                 f"{halves['train'] or self.root} has class folders without images: {shorten(empty)}; "
                 f"images end in {shorten(sorted(EXTENSIONS))}"
             )
-        if not self.samples:
+        if divided:
+            aside = [
+                _aside(index, name, own, val_fraction, seed) for name, own in zip(self.classes, places, strict=True)
+            ]
+            places = [own[part == (split == "val")] for own, part in zip(places, aside, strict=True)]
+        chosen: ndarray | range = np.concatenate(places)
+        if not len(chosen):
             raise ValueError(f"{self.folder} has too few images: a class needs one to train on and one to evaluate on")
+        if len(chosen) == len(index):
+            chosen = range(len(index))
+        self.labels = np.repeat(np.arange(len(places), dtype=np.int32), [len(own) for own in places])
+        folders = [os.path.join(self.folder, name, "") for name in self.classes]
+        self.paths = Paths(index, folders, self.labels, chosen)
 
     def key(self, index: int) -> str:
         """`CLASS/FILE` without its ending, as the released label maps are called."""
-        path, label = self.samples[index]
-        below = path[len(str(self.folder / self.classes[label])) + 1 :]
-        return f"{self.classes[label]}/{os.path.splitext(below)[0].replace(os.sep, '/')}"
+        below = os.path.splitext(self.paths.below(index))[0]
+        return f"{self.classes[self.labels[index]]}/{below.replace(os.sep, '/')}"
+
+
+def _aside(index: FileIndex, name: str, places: ndarray, fraction: float, seed: int) -> ndarray:
+    """Which files of a class are set aside for validation: (N,) bool."""
+    hashes = b"".join(order_of(seed, f"{name}/{file}") for file in index.names(places))
+    order = np.argsort(np.frombuffer(hashes, ">u8"), kind="stable")
+    aside = np.zeros(len(places), bool)
+    aside[order[: aside_count(places, fraction)]] = True
+    return aside
 
 
 def first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -115,52 +138,7 @@ def _check_utf8(name: str) -> None:
         raise ValueError(f"the name of a folder is not UTF-8: rename {name!r}") from None
 
 
-def image_files(folder: Path) -> list[str]:
-    """Paths below the folder, sorted, hidden ones left out. A class that a split lacks has none."""
-    found = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in folders:
-            _check_link(os.path.join(where, name))
-        below = os.path.relpath(where, folder)
-        images = [name for name in files if _is_image(name) and name[0] != "."]
-        found += [os.path.normpath(os.path.join(below, name)) for name in images]
-    return sorted(found)
-
-
-def _check_link(path: str) -> None:
-    """One that leads back would lead to the same images again and again."""
-    target = os.path.realpath(path)
-    if os.path.islink(path) and Path(os.path.realpath(os.path.dirname(path))).is_relative_to(target):
-        raise ValueError(f"{path} is a link to {target}, which it lies in; remove it")
-
-
-def find_images(given: Path | str) -> list[str]:
-    """A file; the images below a folder; or those that a pattern such as `photos/**/*.jpg` matches, sorted."""
-    path = str(given)
-    if os.path.exists(path) and not os.path.isdir(path):
-        return [path]
-    matches = [path] if os.path.isdir(path) else sorted(glob.glob(path, recursive=True))
-    found = dict.fromkeys(file for match in matches for file in _images_of(match))
-    if found:
-        return list(found)
-    if os.path.isdir(path):
-        raise ValueError(f"{path} has no images; they end in {', '.join(sorted(EXTENSIONS))}")
-    raise ValueError(f"no image matches {path}" if glob.has_magic(path) else f"there is no file or folder {path}")
-
-
-def _images_of(path: str) -> list[str]:
-    """Of a folder, and of all below it; or the file itself, if it is an image."""
-    if os.path.isdir(path):
-        return [os.path.join(path, name) for name in image_files(Path(path))]
-    return [path] if _is_image(path) else []
-
-
-def _is_image(file: str) -> bool:
-    return os.path.splitext(file)[1].lower() in EXTENSIONS
-
-
-def aside_count(files: list[str], fraction: float) -> int:
+def aside_count(files: Sized, fraction: float) -> int:
     """At least one for validation and one for training, where there are two."""
     return min(max(1, round(fraction * len(files))), len(files) - 1)
 

@@ -57,7 +57,7 @@ class Geometry:
 class Tracked:
     """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
 
-    image: Any  # an image of Pillow's or a Deferred one, in the end a tensor (3, H, W) uint8
+    image: Any  # an image of Pillow's or a Deferred one; in the end what a `View` may have
     geometry: Geometry
     patch: Patch | None = None  # what random erasing is to put into it, drawn last
 
@@ -86,9 +86,8 @@ def rotation_step(degrees: float, size: tuple[int, int]) -> Matrix:
     """The same for `Image.rotate`."""
     width, height = size
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    about = np.array([[cos, -sin * height / width, 0], [sin * width / height, cos, 0], [0, 0, 1]])
-    centre = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-    return centre @ about @ np.linalg.inv(centre)
+    across, down = -sin * height / width, sin * width / height
+    return np.array([[cos, across, (1 - cos - across) / 2], [down, cos, (1 - down - cos) / 2], [0, 0, 1]])
 
 
 def move_frames(frames: tuple[Matrix, ...], step: Matrix) -> tuple[Matrix, ...]:
@@ -121,7 +120,7 @@ def follow(step: Any) -> Callable[[Tracked], Tracked]:
         for operation in operations(step):  # these hand on whatever they get: the geometry travels with the image
             if operation.aug_fn not in GEOMETRIC and not isinstance(operation.aug_fn, OnImage):
                 operation.aug_fn = OnImage(operation.aug_fn)
-        return step
+        return Chosen(step) if isinstance(step, auto_augment.RandAugment) else step
     return OnImage(step)
 
 
@@ -137,7 +136,21 @@ class OnImage:
         self.step = step
 
     def __call__(self, tracked: Tracked, *args: Any, **options: Any) -> Tracked:
-        return Tracked(self.step(tracked.image, *args, **options), tracked.geometry)
+        return Tracked(self.step(tracked.image, *args, **options), tracked.geometry, tracked.patch)
+
+
+class Chosen:
+    """RandAugment. Numbers are chosen, not the operations themselves, of which numpy would make an array each time."""
+
+    def __init__(self, step: auto_augment.RandAugment) -> None:
+        self.step = step
+
+    def __call__(self, tracked: Tracked) -> Tracked:
+        step, weights = self.step, self.step.choice_weights
+        chosen = np.random.choice(len(step.ops), step.num_layers, replace=weights is None, p=weights)  # noqa: NPY002
+        for number in chosen.tolist():
+            tracked = step.ops[number](tracked)
+        return tracked
 
 
 class Crop:
@@ -171,4 +184,5 @@ class Erase:
         self.step = step
 
     def __call__(self, tracked: Tracked) -> Tracked:
-        return replace(tracked, patch=draw_patch(self.step, tracked.image.shape))
+        width, height = tracked.size
+        return replace(tracked, patch=draw_patch(self.step, (3, height, width)))

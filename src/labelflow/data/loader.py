@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,23 +10,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from, generator
+from labelflow.data.batches import Draw, EvalBatches, TrainBatches, check_micro_batches
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
 from labelflow.data.sources import Stream
-from labelflow.data.transforms import Transform, as_view, train_transform
-from labelflow.data.views import (
-    Draw,
-    EvalBatches,
-    Labeller,
-    PixelBatch,
-    Source,
-    TrainBatches,
-    View,
-    Views,
-    check_micro_batches,
-    collate,
-)
+from labelflow.data.transforms import Transform, train_transform
+from labelflow.data.views import Labeller, PixelBatch, Source, View, Views, collate
 
 
 class Streamed(IterableDataset[View]):
@@ -127,16 +117,17 @@ def eval_batches(
 ) -> "DataLoader[PixelBatch]":
     """Every sample once, dealt to the processes (streams: as evenly as their shards); can be read again and again."""
     how = Preprocessing.of_data(data)
-    transform = as_view(how.transform(normalize=False))
     if isinstance(source, Stream):
-        return _load(Streamed(source, transform, 0, 0, batch), data, how.normalise, batch_size=batch)
+        return _load(Streamed(source, how.view, 0, 0, batch), data, how.normalise, batch_size=batch)
     batches = EvalBatches(len(source), batch=batch, rank=rank, processes=processes)
-    return _load(Views(source, transform, 0, training=False), data, how.normalise, batch_sampler=batches)
+    return _load(Views(source, how.view, 0, training=False), data, how.normalise, batch_sampler=batches)
 
 
-def fixed_batches(source: Source, how: Preprocessing, data: Data, batches: list[list[Draw]]) -> Iterator[PixelBatch]:
+def fixed_batches(
+    source: Source, how: Preprocessing, data: Data, batches: Iterable[list[Draw]]
+) -> Iterator[PixelBatch]:
     """Exactly these samples, each with one view."""
-    views = Views(source, as_view(how.transform(normalize=False)), 0, training=False)
+    views = Views(source, how.view, 0, training=False)
     return iter(_load(views, data, how.normalise, batch_sampler=batches))
 
 

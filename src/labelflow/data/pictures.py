@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labelflow.data.folder import find_images
 from labelflow.data.images import read, to_rgb
+from labelflow.data.scan import find_images
 from labelflow.data.unreadable import Problem
 from labelflow.data.views import load_sample
 

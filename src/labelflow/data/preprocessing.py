@@ -4,12 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_data_config
 from torch import Tensor
+from torchvision.transforms import Compose
 
+from labelflow.data.geometry import OnImage
 from labelflow.data.normalise import Normalise
 from labelflow.data.settings import Data
+from labelflow.data.transforms import Steps, Transform
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,14 @@ class Preprocessing:
 
     @property
     def normalise(self) -> Normalise:
-        """What is left to do where `transform(normalize=False)` ends."""
+        """What is left to do where `transform(normalize=False)` or `view` ends."""
         return Normalise(self.mean, self.std)
+
+    @property
+    def view(self) -> Transform:
+        """timm's transform, for batches: it ends with bytes as Pillow has them, (size, size, 3)."""
+        *steps, _ = self.transform(normalize=False).transforms  # type: ignore[attr-defined]
+        return Steps(OnImage(Compose([*steps, np.asarray])))
 
     def transform(self, normalize: bool = True) -> Callable[[Image.Image], Tensor]:
         """timm's transform: (3, size, size), normalised, or uint8 as it is before that."""

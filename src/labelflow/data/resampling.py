@@ -21,24 +21,22 @@ def resample(images: Tensor, matrices: Tensor, frames: Tensor, fill: tuple[int, 
     several moves, the frames before all but the first; fill: the colour of what lies outside; cubic: (B,) bool, bicubic
     instead of bilinear.
     """
-    batch, channels, height, width = images.shape
+    channels, height, width = images.shape[1:]
     scale, colour = _constants(height, width, fill, images.device)
     places = _places((torch.cat([matrices[:, None], frames], 1)[:, :, :2] * scale).float(), height, width)
-    x, y = places.unbind(2)  # (B, 1 + M, H, W), in pixels
-    inside = ((x >= 0) & (x < width) & (y >= 0) & (y < height)).all(1)[:, None]  # (B, 1, H, W)
-
+    inside = _inside(places, height, width)
     places = places[:, 0] - 0.5
     first = places.floor()
-    across, down = _weights(places - first, cubic)  # (4, B, 1, H·W) each
-    left, top = first[:, 0].clamp(-1, width - 1), first[:, 1].clamp(-1, height - 1)
-    corner = ((top + 1) * (width + 4) + left + 1).long().view(batch, 1, -1).expand(-1, channels, -1)  # of 4×4 pixels
+    weights = _weights(places - first, cubic)
+    left, top = first[:, :1].clamp(-1, width - 1), first[:, 1:].clamp(-1, height - 1)
+    corner = ((top + 1) * (width + 4) + left + 1).long().flatten(2).expand(-1, channels, -1)  # of 4×4 pixels
     padded = pad_edges(pad_edges(images, 2), 3).flatten(2)
     total = torch.zeros(corner.shape, device=images.device)
     for row in range(4):
         for column in range(4):
             pixels = padded[:, :, row * (width + 4) + column :].gather(2, corner)
-            total.addcmul_(pixels, across[column] * down[row])
-    views = (total + SLACK).clamp(0, 255).byte()  # rounded down
+            total.addcmul_(pixels, weights[column][:, :1] * weights[row][:, 1:])
+    views = total.add_(SLACK).clamp_(0, 255).byte()  # rounded down
     return torch.where(inside, views.view(images.shape), colour)
 
 
@@ -58,15 +56,20 @@ def _places(maps: Tensor, height: int, width: int) -> Tensor:
     return (by_x * x + shift) + by_y * y
 
 
-def _weights(part: Tensor, cubic: Tensor) -> tuple[Tensor, Tensor]:
-    """How much four pixels in a row count, and four in a column, for places between the second and the third:
-    (4, B, 1, H·W) each. Pillow's bicubic has a = -1 here, where torch has -0.75, and Pillow's `resize` -0.5.
+def _inside(places: Tensor, height: int, width: int) -> Tensor:
+    """Whether places, (B, 1 + M, 2, H, W), lie within all of their frames: (B, 1, H, W)"""
+    x, y = places.unbind(2)
+    return ((x >= 0) & (x < width) & (y >= 0) & (y < height)).all(1)[:, None]
+
+
+def _weights(part: Tensor, cubic: Tensor) -> list[Tensor]:
+    """How much each of four pixels in a row counts, and in a column, for a place between the second and the third:
+    (B, 2, H·W) each. Pillow's bicubic has a = -1 here, where torch has -0.75, and Pillow's `resize` -0.5.
 
     part: (B, 2, H, W), of the way from the second pixel to the third
     """
+    part = part.flatten(2)
     rest = 1 - part
-    bend = part * rest * cubic[:, None, None, None]  # 0: bilinear
+    bend = part * rest * cubic[:, None, None]  # 0: bilinear
     near, far = bend * rest, bend * part
-    weights = torch.stack([-near, rest + near, part + far, -far])  # (4, B, 2, H, W)
-    across, down = weights.flatten(3).split(1, dim=2)
-    return across, down
+    return [-near, rest + near, part + far, -far]

@@ -234,21 +234,21 @@ def is_named(source: str) -> bool:
     return prefix.partition("(")[0] in SOURCES and bool(name) == (prefix in ("torch", "hfds", "hfids"))
 
 
-def open_source(data: Data, split: str) -> Source | Stream:
-    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder."""
+def open_source(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source | Stream:
+    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder. tell: hears of progress."""
     if is_named(data.source):
         prefix, _, name = data.source.partition("/")
         return SOURCES[prefix.partition("(")[0]](name, data, split)
-    return Folder(data.source, split, data.val_fraction, data.split_seed)
+    return Folder(data.source, split, data.val_fraction, data.split_seed, tell)
 
 
-def open_map_style(data: Data, split: str) -> Source:
+def open_map_style(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source:
     """The same, of samples that have names. A stream is refused before it asks for settings."""
     remote = data.source == "wds" and _local_shards(data, split) is None
     if remote or data.source.startswith("hfids/"):
         raise ValueError(
             f"a stream such as {data.source} has no sample names; use a folder, hfds/NAME or local WebDataset shards"
         )
-    source = open_source(data, split)
+    source = open_source(data, split, tell)
     assert not isinstance(source, Stream)
     return source

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 from PIL import Image
 from timm.data import auto_augment, create_transform
 from timm.data.random_erasing import RandomErasing
@@ -22,7 +23,7 @@ class Transform(Protocol):
         ...
 
     def __call__(self, decoded: Any, /) -> Tracked:
-        """Its image is a tensor (3, H, W), uint8 for batches, or a Deferred one."""
+        """Its image is what a `View` may have."""
         ...
 
 
@@ -72,16 +73,16 @@ def train_transform(data: Data) -> Transform:
         mean=data.mean,
         use_prefetcher=True,  # uint8
     )
-    crop, *steps = transform.transforms
+    crop, *steps, _ = transform.transforms  # all but the last, which makes tensors
     if data.erasing:
-        steps.append(RandomErasing(data.erasing, mode="pixel", device="cpu"))
+        steps.append(RandomErasing(data.erasing, device="cpu"))  # its noise comes later
     for step in steps:
         for operation in operations(step):
             if operation.aug_fn is auto_augment.posterize:
                 operation.aug_fn = _posterize
     if data.augment == "workers":
-        return Steps(*(follow(step) for step in (crop, *steps)))
-    return DeferredSteps(DecodedCrop(crop), *(follow(step) for step in map(defer, steps) if step is not None))
+        return Steps(*(follow(step) for step in (crop, *steps)), OnImage(np.asarray))
+    return DeferredSteps(DecodedCrop(crop), *(follow(defer(step)) for step in steps))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:

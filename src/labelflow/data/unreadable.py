@@ -70,8 +70,9 @@ class FileCheck:
 
     def _look(self, paths: Sequence[str], threads: int) -> None:
         with ThreadPool(threads) as pool:
-            for problem in pool.imap(check_file, paths, chunksize=64):
-                if problem:
+            parts = [slice(first, first + 64) for first in range(0, len(paths), 64)]
+            for problems in pool.imap(lambda part: list(map(check_file, paths[part])), parts):
+                for problem in filter(None, problems):
                     self._new.put(problem)
                 if self._stopped:
                     break

@@ -1,16 +1,19 @@
-"""Samples as a model sees them, each view drawn from (seed, epoch, position), in batches that can start anywhere."""
+"""Samples as a model sees them, each view drawn from (seed, epoch, position), and batches of them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from labelflow.chance import Purpose, generator, restored_generators, seed_generators
+from labelflow.chance import Purpose, restored_generators, seed_generators
+from labelflow.data.batches import Draw
 from labelflow.data.deferred import Deferred, Plan
 from labelflow.data.erasing import Patch, Patches
 from labelflow.data.geometry import Geometry
@@ -43,27 +46,29 @@ class Source(Protocol):
         ...
 
 
+class ViewLabels(Protocol):
+    """What dense labels of a view are made of, when it is one of a batch."""
+
+    @staticmethod
+    def stack(views: Any) -> "BatchLabels": ...
+
+
+class BatchLabels(Protocol):
+    def to(self, device: torch.device) -> TokenLabels: ...
+
+
 class Labeller(Protocol):
     """Dense labels of training samples."""
 
-    def __call__(self, key: str, geometry: Geometry) -> TokenLabels: ...
-
-
-class Draw(NamedTuple):
-    """One sample at one position of an epoch."""
-
-    sample: int
-    epoch: int
-    position: int
-    weight: float = 1.0  # 0 fills up the last batch of an evaluation
+    def __call__(self, key: str, geometry: Geometry) -> ViewLabels: ...
 
 
 class View(NamedTuple):
-    image: Any  # a tensor (3, H, W), uint8 if it is to be one of a batch; or a Deferred one
+    image: Any  # bytes of Pillow's, (H, W, 3); a tensor (3, H, W), uint8 if it is to be one of a batch; a Deferred one
     label: int
     weight: float
     problem: Problem | None = None  # why the sample could not be read, if it could not
-    dense: TokenLabels | None = None
+    dense: ViewLabels | None = None
     patch: Patch | None = None  # what random erasing puts into it
 
 
@@ -82,7 +87,7 @@ class PixelBatch(NamedTuple):
     labels: Tensor  # as of a Batch
     weights: Tensor
     problems: list[Problem]
-    dense: TokenLabels | None
+    dense: BatchLabels | None
     patches: Patches  # what random erasing puts into the normalised images
     normalise: Normalise
     plan: Plan | None  # what is still to be done with the pixels, with `--augment device`
@@ -93,7 +98,7 @@ class PixelBatch(NamedTuple):
         if self.plan:
             pixels = self.plan.to(device).apply(pixels)
         images = self.normalise(pixels)
-        self.patches.to(device).paint(images)
+        self.patches.paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
 
 
@@ -104,30 +109,31 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
         torch.tensor([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
-        TokenLabels.stack([view.dense for view in views if view.dense]) if views[0].dense else None,  # all or none
+        views[0].dense.stack([view.dense for view in views]) if views[0].dense else None,  # all or none
         Patches.stack([view.patch for view in views]),
         normalise,
         Plan.stack(deferred, normalise.mean_colour) if deferred else None,
     )
 
 
-def _stack(images: list[Tensor]) -> Tensor:
+def _stack(images: list[Tensor] | list[ndarray]) -> Tensor:
     """(B, 3, H, W), in memory as they are: Pillow has the three bytes of a pixel side by side, and the device is
     quicker at moving them apart than a worker."""
-    last = not images[0].is_contiguous()
-    parts = [image.permute(1, 2, 0) for image in images] if last else images
-    batch = empty_batch(len(images), parts[0])
-    for place, part in zip(batch, parts, strict=True):
-        place.copy_(part)
-    return batch.permute(0, 3, 1, 2) if last else batch
+    first = images[0]
+    batch = _empty(len(images), first.shape, first.dtype if isinstance(first, Tensor) else torch.uint8)
+    if isinstance(first, Tensor):
+        return torch.stack(images, out=batch)  # type: ignore[arg-type]
+    np.stack(images, out=batch.numpy())
+    return batch.permute(0, 3, 1, 2)
 
 
-def empty_batch(count: int, like: Tensor) -> Tensor:
-    """Memory for so many tensors; in a worker it is shared with the main process, as that of `default_collate`."""
+def _empty(count: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for a batch; in a worker it is shared with the main process, as that of `default_collate`."""
+    like = torch.empty(0, dtype=dtype)
     if get_worker_info() is None:
-        return like.new_empty(count, *like.shape)
-    storage = like._typed_storage()._new_shared(count * like.numel(), device=like.device)
-    return like.new(storage).view(count, *like.shape)
+        return like.new_empty(count, *shape)
+    storage = like._typed_storage()._new_shared(count * math.prod(shape), device=like.device)
+    return like.new(storage).view(count, *shape)
 
 
 class Named(Protocol):
@@ -190,102 +196,3 @@ class Views(Dataset[View]):
 
     def _blank(self) -> tuple[Any, int]:
         return self.transform.decode(Image.new("RGB", (32, 32))), 0
-
-
-class TrainBatches:
-    """Which samples make up each batch of a whole training run, for one process.
-
-    An update is `batch` samples, cut into micro-batches. Each is mixed within itself and passes through the model at
-    once; process r of R takes those numbered r, r+R, r+2R, …. So the samples, the pairs and the boxes of an update do
-    not depend on how many processes share it.
-
-    Repeated augmentation (Hoffer et al., 2020): a sample comes `repeats` times in a row, dealt to different
-    micro-batches, and an epoch has as many samples as without.
-    """
-
-    def __init__(
-        self,
-        samples: int,
-        *,
-        batch: int,
-        micro_batch: int,
-        updates: int,
-        seed: int,
-        repeats: int = 1,
-        rank: int = 0,
-        processes: int = 1,
-        first_update: int = 0,
-    ) -> None:
-        check_micro_batches(batch, micro_batch, processes)
-        if samples < batch:
-            raise ValueError(f"a batch of {batch} is more than the {samples} training samples; choose a smaller batch")
-        self.samples, self.batch, self.repeats, self.seed = samples, batch, repeats, seed
-        self.micro_batches = batch // micro_batch
-        self.updates, self.first_update, self.rank, self.processes = updates, first_update, rank, processes
-
-    def __len__(self) -> int:
-        return (self.updates - self.first_update) * self.micro_batches // self.processes
-
-    def __iter__(self) -> Iterator[list[Draw]]:
-        per_epoch = self.samples // self.batch
-        epoch, order = -1, torch.empty(0)
-        for update in range(self.first_update, self.updates):
-            if update // per_epoch != epoch:
-                epoch = update // per_epoch
-                order = torch.randperm(self.samples, generator=generator(self.seed, Purpose.ORDER, epoch))
-            first = update % per_epoch * self.batch
-            for place in range(self.rank, self.micro_batches, self.processes):
-                positions = range(first + place, first + self.batch, self.micro_batches)
-                yield [Draw(int(order[position // self.repeats]), epoch, position) for position in positions]
-
-
-class EvalBatches:
-    """Every sample once, dealt to the processes; each has as many batches, filled up with samples of weight 0."""
-
-    def __init__(self, samples: int, *, batch: int, rank: int = 0, processes: int = 1) -> None:
-        self.samples, self.batch, self.rank, self.processes = samples, batch, rank, processes
-
-    def __len__(self) -> int:
-        return math.ceil(self.samples / (self.batch * self.processes))
-
-    def __iter__(self) -> Iterator[list[Draw]]:
-        for number in range(len(self)):
-            first = (number * self.processes + self.rank) * self.batch
-            last = first + self.batch
-            if self.processes == 1:
-                last = min(last, self.samples)
-            yield [
-                Draw(position % self.samples, 0, position, float(position < self.samples))
-                for position in range(first, last)
-            ]
-
-
-def fit_micro_batch(batch: int, micro_batch: int, processes: int) -> int:
-    """The largest size, up to this one, of micro-batches that a batch can be cut into for so many processes.
-
-    >>> fit_micro_batch(batch=32, micro_batch=64, processes=1), fit_micro_batch(batch=120, micro_batch=64, processes=2)
-    (32, 60)
-    """
-    wish = min(micro_batch, batch // processes)
-    fits = next((size for size in range(wish, 0, -1) if batch % (size * processes) == 0), 0)
-    if 4 * fits <= wish or fits == 1 < wish:  # too slow, or nothing to mix with
-        several = f" for {processes} processes" if processes > 1 else ""
-        raise ValueError(
-            f"a batch of {batch} cannot be cut into micro-batches of about {micro_batch}{several}; choose a --batch "
-            f"that is a multiple of {micro_batch * processes}, or another --micro-batch"
-        )
-    return fits
-
-
-def check_micro_batches(batch: int, micro_batch: int, processes: int) -> None:
-    if batch < 1 or micro_batch < 1 or batch % micro_batch:
-        raise ValueError(
-            f"a batch of {batch} cannot be cut into micro-batches of {micro_batch}; choose a --micro-batch that "
-            "divides it"
-        )
-    if batch // micro_batch % processes:
-        raise ValueError(
-            f"a batch of {batch} has {batch // micro_batch} micro-batches of {micro_batch}, which {processes} "
-            f"processes cannot share; choose a batch that is a multiple of {micro_batch * processes}, or a smaller "
-            "--micro-batch"
-        )

@@ -50,7 +50,7 @@ def annotator_accuracy(store: Store, data: Settings) -> float:
         view = label_view(
             store[source.key(index)], Geometry(image.size), manifest.grid, len(manifest.classes), manifest.seen
         )
-        right.append(int(view.image.classes[view.image.above.argmax()]) == label)
+        right.append(int(view.image.classes[0, view.image.above[0].argmax()]) == label)
     return sum(right) / len(right)
 
 

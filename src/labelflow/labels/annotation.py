@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from labelflow.classifier import Classifier
 from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
+from labelflow.data.batches import Draw
 from labelflow.data.loader import fixed_batches
-from labelflow.data.views import Batch, Draw
+from labelflow.data.views import Batch
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.progress import Counted
 from labelflow.labels.draft import Draft
+from labelflow.labels.keys import SourceKeys
 from labelflow.labels.manifest import Manifest, center_part
 from labelflow.labels.settings import Annotation
 from labelflow.labels.store import Store
@@ -96,10 +98,9 @@ def annotate(
         samples=len(source),
         shard=annotation.shard,
     )
-    keys = [source.key(index) for index in range(len(source))]
 
     def begin() -> tuple[Draft, list[int]]:
-        draft = Draft(out, manifest, keys, resume)
+        draft = Draft(out, manifest, SourceKeys(source), resume)
         return draft, draft.missing()
 
     with one_writer(out) as warning:
@@ -132,7 +133,7 @@ def _write(
     unreadable = Unreadable(loading.skip_unreadable, progress.say)
     size = annotation.batch or (2 if device.type == "cpu" else 64)
     how = annotator_preprocessing(annotator.preprocessing, annotation.seen)
-    batches = on_device(fixed_batches(source, how, loading, list(_draws(draft, shards, size))), device)
+    batches = on_device(fixed_batches(source, how, loading, _draws(draft, shards, size)), device)
     chosen = slice(None) if columns is None else torch.tensor(columns, device=device)
     for shard in shards:
         parts = []

@@ -1,19 +1,44 @@
 """The keys of samples: as lines of a file, and as an index that is searched without being read."""
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from labelflow.data import Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+class SourceKeys(Sequence[str]):
+    """Those of all samples of a source, made when they are asked for."""
+
+    def __init__(self, source: "Source") -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        chosen = range(len(self))[place]
+        return self.source.key(chosen) if isinstance(chosen, int) else [self.source.key(one) for one in chosen]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.source.key, range(len(self)))
+
+
 def to_lines(keys: Sequence[str]) -> bytes:
-    broken = next((key for key in keys if "\n" in key), None)
-    if broken is not None:
+    lines = _encode("".join(f"{key}\n" for key in keys))
+    if lines.count(b"\n") > len(keys):
+        broken = next(key for key in keys if "\n" in key)
         raise ValueError(f"a key must not contain a line break: {broken!r}")
-    return _encode("".join(f"{key}\n" for key in keys))
+    return lines
 
 
 def from_lines(lines: bytes) -> list[str]:

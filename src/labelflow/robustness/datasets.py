@@ -16,9 +16,10 @@ import torch
 
 from labelflow.chance import generator
 from labelflow.data import Data, Source, World, open_map_style
-from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
+from labelflow.data.folder import SPLITS, Listed, first_folder, shorten
 from labelflow.data.imagenet import wordnet_names
 from labelflow.data.images import Decode, to_rgb
+from labelflow.data.scan import image_files
 from labelflow.data.sources import is_named
 
 FINGERPRINTED = 64  # images that identify a data set that is not made of files
@@ -52,8 +53,7 @@ class ImageSet:
     @cached_property
     def labels(self) -> list[int] | None:
         """Of all images; None if the images would have to be loaded for it."""
-        samples = _samples(self.source)
-        return None if samples is None else [label for _, label in samples]
+        return _labels(self.source)
 
 
 class Subset:
@@ -106,12 +106,11 @@ def class_folders(root: Path) -> list[str]:
 
 def list_images(root: Path, classes: Sequence[str], folders: Mapping[str, int]) -> Listed:
     """The images of class folders, some of which may be missing. folders: the label of each."""
-    samples = [
-        (str(root / folder / file), label) for folder, label in folders.items() for file in image_files(root / folder)
-    ]
-    if not samples:
+    found = {folder: image_files(root / folder) for folder in folders}
+    paths = [str(root / folder / file) for folder, files in found.items() for file in files]
+    if not paths:
         raise ValueError(f"{root} has no images in class folders; it should hold one folder of images for each class")
-    return Listed(root, samples, classes)
+    return Listed(root, paths, [folders[folder] for folder, files in found.items() for _ in files], classes)
 
 
 def _read_csv(root: Path, classes: tuple[str, ...]) -> Listed:
@@ -141,7 +140,7 @@ def _read_csv(root: Path, classes: tuple[str, ...]) -> Listed:
     samples = sorted((str(root / paths[str(name)]), labels[str(label)]) for name, label in rows)
     if len({path for path, _ in samples}) < len(samples):
         raise ValueError(f"{table} names a file twice")
-    return Listed(root, samples, classes)
+    return Listed(root, [path for path, _ in samples], [label for _, label in samples], classes)
 
 
 def subsample(dataset: ImageSet, samples: int, seed: int) -> ImageSet:
@@ -180,7 +179,7 @@ def _hashes(source: Source, indices: Sequence[int]) -> list[str]:
     if isinstance(source, Subset):
         return _hashes(source.source, [source.indices[index] for index in indices])
     if isinstance(source, Listed):
-        return hash_files([source.samples[index][0] for index in indices])
+        return hash_files([source.name(index) for index in indices])
     fingerprint = str(vars(source)) if isinstance(source, World) else _fingerprint(source)
     return [f"{fingerprint} {index}" for index in indices]
 
@@ -194,12 +193,12 @@ def _fingerprint(source: Source) -> str:
     return digest(source.name(0), str(len(source)), str(fingerprint), *hashes)
 
 
-def _samples(source: Source) -> list[tuple[str, int]] | None:
-    """Files and their labels; None if it is not made of files."""
+def _labels(source: Source) -> list[int] | None:
+    """Of all samples; None if they are not files."""
     if isinstance(source, Subset):
-        samples = _samples(source.source)
-        return None if samples is None else [samples[index] for index in source.indices]
-    return source.samples if isinstance(source, Listed) else None
+        labels = _labels(source.source)
+        return None if labels is None else [labels[index] for index in source.indices]
+    return source.labels.tolist() if isinstance(source, Listed) else None
 
 
 def _hash_file(path: str) -> str:

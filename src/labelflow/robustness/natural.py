@@ -9,8 +9,9 @@ from pathlib import Path
 
 from labelflow.arguments import flag
 from labelflow.classifier import Classifier
-from labelflow.data.folder import SPLITS, Listed, first_folder, image_files, shorten
+from labelflow.data.folder import SPLITS, Listed, first_folder, shorten
 from labelflow.data.imagenet import imagenet_classes, wordnet_names
+from labelflow.data.scan import image_files
 from labelflow.robustness.cache import Predictions
 from labelflow.robustness.datasets import ImageSet, class_folders, list_images
 from labelflow.robustness.evaluator import Evaluator
@@ -65,7 +66,7 @@ def open_real(folder: Path) -> list[ImageSet]:
     if not any(label_sets):
         raise ValueError(f"no image in {folder} has a ReaL label; 46,837 of ImageNet's 50,000 validation images do")
     classes = imagenet_classes()
-    source = Listed(root, [(path, 0) for path in paths], classes)  # the single label is not used
+    source = Listed(root, paths, [0] * len(paths), classes)  # the single label is not used
     return [ImageSet("ImageNet-ReaL", source, classes, label_sets=label_sets)]
 
 

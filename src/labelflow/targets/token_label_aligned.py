@@ -47,14 +47,11 @@ class TokenLabelAligned:
 def cell_labels(truth: Truth, mix: Mix) -> Sparse:
     """The labels of a mixed image's cells, over the classes of both images: above (B, K, 2V), classes (B, 1, 2V)."""
     assert truth.dense is not None
-    full = Sparse(truth.dense.image.classes.unsqueeze(1), truth.dense.over_vocabulary(), truth.dense.rest)
-    return mixed_cells(full, mix)
+    return mixed_cells(truth.dense.tokens, mix)
 
 
 def _take(cells: Sparse, flow: Tensor, row: int | None = None) -> Sparse:
     """What arrives of the cells' labels: flow (B, N, K) -> above (B, N, 2V); of one row alone, above (B, 2V)."""
     above = torch.bmm(flow, cells.above)
-    arrived = Sparse(
-        cells.classes.expand(-1, above.shape[1], -1), above, torch.bmm(flow, cells.rest.unsqueeze(-1))[..., 0]
-    )
+    arrived = Sparse(cells.classes, above, torch.bmm(flow, cells.rest.unsqueeze(-1))[..., 0])
     return arrived if row is None else Sparse(*(part[:, row] for part in arrived))

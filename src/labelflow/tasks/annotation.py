@@ -5,7 +5,7 @@ from accelerate import Accelerator
 
 from labelflow.classifier import load
 from labelflow.data import Data, open_map_style
-from labelflow.engine.progress import Counted
+from labelflow.engine.progress import Counted, Shown
 from labelflow.labels import Store, annotate
 from labelflow.labels.settings import Annotate
 
@@ -23,12 +23,13 @@ def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
         workers=options.workers,
         skip_unreadable=options.skip_unreadable,
     )
+    quiet = quiet or not accelerator.is_main_process
     if options.split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {options.split!r}")
     with accelerator.local_main_process_first():  # it downloads what is missing
-        source = open_map_style(loading, options.split)
+        source = open_map_style(loading, options.split, Shown(quiet).say)
         annotator = load(options.model, options.weights, options.image_size, source.classes)
-    with Counted("annotating", "images", len(source), quiet=quiet or not accelerator.is_main_process) as progress:
+    with Counted("annotating", "images", len(source), quiet=quiet) as progress:
         progress.say(
             f"{annotator.architecture} annotates {len(source)} images of {len(source.classes)} classes at "
             f"{annotator.preprocessing.size} pixels, in {options.out}"

@@ -30,6 +30,7 @@ from labelflow.data import (
 )
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
+from labelflow.data.index import Joined
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
@@ -38,7 +39,6 @@ from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
-from labelflow.sparse import TokenLabels
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.recipe import KINDS, Recipe
@@ -52,7 +52,7 @@ class Evaluation:
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
-        self.eval_source = open_source(recipe.data, "val")
+        self.eval_source = open_source(recipe.data, "val", tell)
         self.unreadable = Unreadable(recipe.data.skip_unreadable, tell)
         self._loader: Iterable[PixelBatch] | None = None
 
@@ -89,7 +89,7 @@ class Classification(Evaluation):
         self.target: Target = build(recipe.target, TARGETS, "target")
         _check_labels(recipe, self.target)
         super().__init__(recipe, tell)
-        self.train_source = open_source(recipe.data, "train")
+        self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
         check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
@@ -150,7 +150,7 @@ class Classification(Evaluation):
         if self.labeller is not None:
             assert not isinstance(self.train_source, Stream)
             first = self.labeller(self.train_source.key(0), Geometry((size, size)))
-            dense = TokenLabels.stack([first, first])
+            dense = first.stack([first, first]).to(images.device)
         batch = Batch(images, labels, torch.ones(2), [], dense)
         with evaluating(self.student):
             for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
@@ -159,7 +159,7 @@ class Classification(Evaluation):
     def find_unreadable(self) -> list[Problem]:
         """Files that can't be read, by the main process. Of many, some are found later, while the model is trained."""
         listed = [source for source in (self.train_source, self.eval_source) if isinstance(source, Listed)]
-        self.file_check = FileCheck([path for source in listed for path in source.files()])
+        self.file_check = FileCheck(Joined([source.files() for source in listed]))
         self.file_check.wait(CHECK_SECONDS)
         found = self.file_check.found()
         if len(found) > self.recipe.data.skip_unreadable:

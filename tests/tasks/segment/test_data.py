@@ -17,8 +17,8 @@ from torch.testing import assert_close
 from torchvision.transforms.v2 import functional as T
 
 from labelflow.chance import generator
+from labelflow.data.batches import Draw
 from labelflow.data.changes import DataFiles
-from labelflow.data.views import Draw
 from labelflow.tasks.dense.loading import Samples
 from labelflow.tasks.segment.data import Sample, check, open_source
 from labelflow.tasks.segment.settings import SegmentData

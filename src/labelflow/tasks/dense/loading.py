@@ -10,9 +10,10 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset
 
 from labelflow.chance import Purpose, generator
+from labelflow.data.batches import Draw, EvalBatches, TrainBatches
 from labelflow.data.loader import make_loader
 from labelflow.data.unreadable import Problem
-from labelflow.data.views import Draw, EvalBatches, TrainBatches, load_sample
+from labelflow.data.views import load_sample
 from labelflow.data.world import World
 from labelflow.spec import parse
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labelflow.data.folder import SPLITS, aside_count, first_folder, image_files, order_of, shorten
+from labelflow.data.folder import SPLITS, aside_count, first_folder, order_of, shorten
+from labelflow.data.scan import image_files
 from labelflow.tasks.segment.metrics import VOID
 from labelflow.tasks.segment.settings import SegmentData
 
@@ -66,7 +67,7 @@ def _folder(root: Path, data: SegmentData, split: str) -> Layout:
         raise ValueError(f"val_fraction must lie between 0 and 1, not {data.val_fraction}")
     pairs = pair(root / "images", root / "masks")
     by_chance = sorted(pairs, key=lambda one: order_of(data.split_seed, str(one[0].relative_to(root / "images"))))
-    aside = set(by_chance[: aside_count([str(one) for one in pairs], data.val_fraction)])
+    aside = set(by_chance[: aside_count(pairs, data.val_fraction)])
     return Layout([one for one in pairs if (one in aside) == (split == "val")], names, meaning)
 
 

@@ -1,0 +1,262 @@
+"""What workers take down and the device does is what timm does, image by image, with the same draws."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data import create_transform
+from timm.data.auto_augment import AugmentOp, RandAugment
+from torch import Tensor
+
+from labelflow.chance import drawn_from
+from labelflow.data import Data, World, train_batches, train_transform
+from labelflow.data.deferred import Deferred, Move
+from labelflow.data.geometry import Chosen, Tracked
+from labelflow.data.images import to_rgb
+from labelflow.data.normalise import Normalise
+from labelflow.data.transforms import _posterize
+from labelflow.data.views import PixelBatch, View, collate
+from pretend import DEVICE, pretending
+
+CPU = torch.device("cpu")
+WORKERS = Data(image_size=64, scale=(0.3, 1.0), erasing=0.0)
+ON_DEVICE = replace(WORKERS, augment="device")
+HOW: dict[str, Any] = {"batch": 8, "micro_batch": 4, "updates": 2, "seed": 3}
+
+
+def picture(width: int = 150, height: int = 110, seed: int = 0) -> Image.Image:
+    """Smooth in some places and not in others."""
+    y, x = np.indices((height, width)) / 40
+    waves = [np.sin(x * (1 + band) + seed) + np.cos(y * (2 - band) - seed) for band in range(3)]
+    pixels = 128 + 45 * np.stack(waves, 2)
+    pixels[20:60, 30:80] = np.random.default_rng(seed).integers(0, 255, (40, 50, 1))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def taken_down(data: Data, image: Image.Image, seed: int) -> Tracked:
+    transform = train_transform(replace(data, augment="device"))
+    with drawn_from(seed):
+        return transform(transform.decode(image.copy()))
+
+
+def done(views: list[Tracked], data: Data) -> Tensor:
+    """(B, 3, H, W) uint8"""
+    normalise = Normalise(data.mean, data.std)
+    batch = collate([View(view.image, 0, 1.0, patch=view.patch) for view in views], normalise)
+    assert batch.plan
+    return batch.plan.apply(batch.pixels.clone())
+
+
+def by_timm(data: Data, crop: Tensor, image: Image.Image, seed: int) -> Tensor:
+    """timm's own transforms, but on our crop, which torch resized."""
+    crop_step, *steps = create_transform(
+        data.image_size,
+        is_training=True,
+        scale=data.scale,
+        color_jitter=data.color_jitter or None,
+        auto_augment=data.auto_augment or None,
+        interpolation=data.interpolation,
+        use_prefetcher=True,
+    ).transforms
+    for step in steps:
+        for operation in [*getattr(step, "ops", []), *(op for policy in getattr(step, "policy", []) for op in policy)]:
+            if operation.name.startswith("Posterize"):
+                operation.aug_fn = _posterize
+    with drawn_from(seed):
+        crop_step.get_params(image, crop_step.scale, crop_step.ratio)
+        if data.interpolation == "random":
+            random.choice(crop_step.interpolation)
+        seen: Any = Image.fromarray(crop.permute(1, 2, 0).numpy())
+        for step in steps:
+            seen = step(seen)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"auto_augment": "rand-m9-mstd0.5-inc1"},
+        {"auto_augment": "rand-m9-mstd0.5-inc1", "interpolation": "random"},
+        {"auto_augment": "rand-m5-n3-mstd101"},
+        {"auto_augment": "original-mstd0.5"},
+        {"auto_augment": "v0"},
+        {"auto_augment": "3a"},
+        {"auto_augment": "", "color_jitter": 0.4},
+        {"auto_augment": "", "color_jitter": 0.0},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())) or "none",
+)
+def test_the_device_makes_timms_pixels_of_timms_draws(changes: dict[str, Any]) -> None:
+    """To the byte; within 1 where an image is moved (and after a later change of colours, what that makes of it); only
+    where it is moved twice in a row, once suffices here, and timm's pixels are blurred twice."""
+    data, views, expected = replace(WORKERS, **changes), [], []
+    for seed in range(48):
+        views.append(taken_down(data, picture(seed=seed), seed))
+        expected.append(by_timm(data, views[-1].image.pixels, picture(seed=seed), seed))
+    made, moves = done(views, data), 0
+    for view, image, other in zip(views, made, expected, strict=True):
+        difference = (image.int() - other.int()).abs()
+        merged = any(isinstance(step, Move) and len(step.frames) > 1 for step in view.image.steps)
+        if not any(isinstance(step, Move) for step in view.image.steps):
+            assert torch.equal(image, other), view.image.steps
+        elif not merged and isinstance(view.image.steps[-1], Move):
+            assert difference.max() <= 1
+        elif not merged:
+            assert (difference <= 16).float().mean() > 0.97  # posterize and equalize tear neighbours apart
+        else:
+            moves += 1
+            assert difference.float().mean() < 16
+    assert moves > 0 or not changes["auto_augment"].startswith("rand-m9")
+
+
+def test_moves_in_a_row_are_one_resampling_and_colours_part_them() -> None:
+    """Rotate, shear, translate: what is sampled once is nearer to the truth than what is sampled three times."""
+    data = replace(WORKERS, image_size=96, scale=(1.0, 1.0), ratio=(1.0, 1.0), auto_augment="rand-m9", flip=0.0)
+
+    def view(*names: str, seed: int) -> Tracked:
+        transform = train_transform(replace(data, augment="device"))
+        (chosen,) = (step for step in transform.steps if isinstance(step, Chosen))
+        known = {operation.name: operation for operation in chosen.step.ops}
+        steps = [known[name] for name in names]
+        with drawn_from(seed):
+            seen = transform.decode(smooth())
+            for step in steps:
+                step.prob = 1.0
+                seen = step(seen)
+        return seen
+
+    def smooth() -> Image.Image:
+        y, x = np.indices((96, 96)) + 0.5
+        return Image.fromarray(np.stack([2.6 * x, 2.6 * y, np.full(x.shape, 200)], 2).round().astype(np.uint8))
+
+    apart = view("Rotate", "Invert", "ShearX", seed=1).image.steps
+    assert [type(step).__name__ for step in apart] == ["Move", "Step", "Move"]
+    for seed in range(6):
+        seen = view("Rotate", "ShearX", "TranslateYRel", seed=seed)
+        (move,) = seen.image.steps
+        assert len(move.frames) == 3
+        np.testing.assert_allclose(move.frames[0], seen.geometry.moved)
+        (image,) = done([seen], data).double()
+        y, x = (np.indices((96, 96)).reshape(2, -1) + 0.5) / 96
+        places = np.stack([x, y, np.ones_like(x)])
+        inside = np.logical_and.reduce(
+            [(np.abs((frame @ places)[:2] - 0.5) < 0.5 - 1 / 96).all(0) for frame in move.frames]
+        )
+        outside = np.logical_or.reduce(
+            [(np.abs((frame @ places)[:2] - 0.5) > 0.5 + 1 / 96).any(0) for frame in move.frames]
+        )
+        shown = image[:2].flatten(1).numpy() / 2.6 / 96
+        assert np.abs(shown - (move.frames[0] @ places)[:2])[:, inside].max() < 0.1 / 14
+        assert (image.flatten(1)[:, outside] == torch.tensor([[124], [116], [104]])).all()
+        assert inside.mean() > 0.2
+        assert outside.mean() > 0.1
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_large_jpegs_are_decoded_at_a_reduced_size(tmp_path: Path, kind: str, orientation: int) -> None:
+    """And their geometry is right to a tenth of a cell, whichever way a camera was held."""
+    width, height, path = 1210, 803, tmp_path / f"large.{kind}"
+    y, x = np.indices((height, width)) + 0.5
+    pixels = np.stack([255 * x / width, 255 * y / height, np.full(x.shape, 128)], 2).round().astype(np.uint8)
+    image, exif = Image.fromarray(pixels), Image.Exif()
+    exif[0x0112] = orientation
+    turned = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    stored = image.transpose(turned[orientation]) if orientation in turned else image  # as a camera stores it
+    stored.save(path, exif=exif, **({"quality": 95, "subsampling": 0} if kind == "jpg" else {}))
+    reduced = 0
+    for seed in range(12):
+        transform = train_transform(replace(ON_DEVICE, auto_augment="", color_jitter=0.0, image_size=112))
+        with Image.open(path) as opened, drawn_from(seed):
+            seen = transform(transform.decode(opened))
+            reduced += opened.size != stored.size
+        assert seen.geometry.size == (width, height)
+        (view,) = done([seen], ON_DEVICE).double() / 255
+        tokens = view[:2].unfold(1, 8, 8).unfold(2, 8, 8).mean((3, 4)).flatten(1).numpy()  # (2, 14·14)
+        middles = (np.indices((14, 14)).reshape(2, -1)[::-1] + 0.5) / 14
+        expected = (seen.geometry.matrix @ np.stack([*middles, np.ones(14 * 14)]))[:2]
+        assert np.abs(tokens - expected).max() < 0.1 / 18
+    assert (reduced > 6) == (kind == "jpg")
+
+
+def test_small_crops_are_not_reduced() -> None:
+    """The crop is resized from what Pillow decodes, with differences of 1 here and there from Pillow's own resizing."""
+    image, data = picture(400, 300), replace(ON_DEVICE, auto_augment="", color_jitter=0.0, flip=0.0)
+    for seed in range(10):
+        seen = taken_down(data, image, seed)
+        top, left, height, width = np.multiply(seen.geometry.box, (300, 400, 300, 400)).round().astype(int)
+        expected = image.crop((left, top, left + width, top + height)).resize((64, 64), Image.Resampling.BICUBIC)
+        difference = (seen.image.pixels.int() - torch.from_numpy(np.array(expected)).permute(2, 0, 1).int()).abs()
+        assert (difference <= 1).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_and_resumes_make_no_difference(workers: int) -> None:
+    source = World("train", 24, 64)
+
+    def read(workers: int, first_update: int) -> list[Tensor]:
+        data = Data(image_size=32, augment="device", workers=workers)
+        batches = train_batches(source, data, **HOW | {"updates": 4}, first_update=first_update)
+        return [batch.to(CPU).images for batch in batches]
+
+    alone = read(0, 0)
+    assert all(torch.equal(one, other) for one, other in zip(alone, read(workers, 0), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(alone[4:], read(workers, 2), strict=True))
+
+
+def batch_of(count: int) -> PixelBatch:
+    data = replace(ON_DEVICE, erasing=0.25)
+    views = [taken_down(data, picture(seed=seed), seed) for seed in range(count)]
+    return collate([View(view.image, 0, 1.0, patch=view.patch) for view in views], Normalise(data.mean, data.std))
+
+
+def test_the_host_waits_for_nothing_and_launches_do_not_grow_with_the_batch() -> None:
+    launches = []
+    for batch in (batch_of(64), batch_of(128)):
+        assert batch.plan
+        with pretending() as log:
+            plan, pixels = batch.plan.to(torch.device(DEVICE)), batch.pixels.to(DEVICE)
+            plan.apply(pixels.clone())  # constants are made once
+            before, waits = log.launches.total(), len(log.waits)
+            made = plan.apply(pixels)
+            launches.append(log.launches.total() - before)
+            assert not log.waits[waits:]
+            assert not log.meetings
+            made = made.cpu()
+        assert torch.equal(made, batch.plan.apply(batch.pixels))
+    assert launches[1] < 1.2 * launches[0]
+
+
+def test_images_come_as_they_were(tmp_path: Path) -> None:
+    """Whatever their mode, and if they are the only one, and nothing is done with them."""
+    data = replace(ON_DEVICE, auto_augment="", color_jitter=0.0, flip=0.0, scale=(1.0, 1.0), ratio=(1.5, 1.5))
+    for mode in ("L", "RGBA", "CMYK", "P", "I;16"):
+        image = Image.new("L", (90, 60), 100).convert(mode) if mode != "I;16" else Image.new(mode, (90, 60), 25600)
+        seen = taken_down(data, image, 0)
+        assert seen.image == Deferred(seen.image.pixels)
+        (made,) = done([seen], data)
+        assert (made.int() - to_rgb(image).getpixel((0, 0))[0]).abs().max() <= 1
+
+
+def test_blending_views_is_for_workers() -> None:
+    with pytest.raises(ValueError, match="augmix blends several views, which is done by workers only"):
+        Data(augment="device", auto_augment="augmix-m5-w4-d2")
+
+
+def test_every_operation_of_timms_is_known() -> None:
+    """An operation that timm adds would be taken for a table of bytes."""
+    from timm.data import auto_augment
+
+    from labelflow.data.deferred import TAKEN_DOWN
+    from labelflow.data.geometry import GEOMETRIC
+
+    tables = {"invert", "posterize", "solarize", "solarize_add", "brightness"}
+    asked = {"gaussian_blur", "gaussian_blur_rand"}
+    others = {function for name, function in vars(auto_augment).items() if name in tables | asked}
+    assert set(auto_augment.NAME_TO_OP.values()) == others | set(TAKEN_DOWN) | GEOMETRIC
+    assert RandAugment([AugmentOp("Invert")]).num_layers == 2
