@@ -3,24 +3,25 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from pickle import dumps, loads
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from timm.data import create_transform
-from timm.data.auto_augment import AugmentOp, RandAugment
+from timm.data import auto_augment, create_transform
 from torch import Tensor
 
 from labelflow.chance import drawn_from
 from labelflow.data import Data, World, train_batches, train_transform
-from labelflow.data.deferred import Deferred, Move
+from labelflow.data.batches import Draw
+from labelflow.data.deferred import ASK_THE_IMAGE, STEPS, Deferred, Move
 from labelflow.data.geometry import Chosen, Tracked
 from labelflow.data.images import to_rgb
 from labelflow.data.normalise import Normalise
 from labelflow.data.transforms import _posterize
-from labelflow.data.views import PixelBatch, View, collate
+from labelflow.data.views import PixelBatch, View, Views, collate
 from pretend import DEVICE, pretending
 
 CPU = torch.device("cpu")
@@ -250,13 +251,16 @@ def test_blending_views_is_for_workers() -> None:
 
 def test_every_operation_of_timms_is_known() -> None:
     """An operation that timm adds would be taken for a table of bytes."""
-    from timm.data import auto_augment
+    names = ("invert", "posterize", "solarize", "solarize_add", "brightness")
+    tables = {getattr(auto_augment, name) for name in names}
+    assert set(auto_augment.NAME_TO_OP.values()) == tables | set(STEPS) | ASK_THE_IMAGE
 
-    from labelflow.data.deferred import TAKEN_DOWN
-    from labelflow.data.geometry import GEOMETRIC
 
-    tables = {"invert", "posterize", "solarize", "solarize_add", "brightness"}
-    asked = {"gaussian_blur", "gaussian_blur_rand"}
-    others = {function for name, function in vars(auto_augment).items() if name in tables | asked}
-    assert set(auto_augment.NAME_TO_OP.values()) == others | set(TAKEN_DOWN) | GEOMETRIC
-    assert RandAugment([AugmentOp("Invert")]).num_layers == 2
+@pytest.mark.parametrize("augment", ["workers", "device"])
+def test_spawned_workers_make_the_same_batches(augment: str) -> None:
+    """Where processes are not forked, views are pickled."""
+    data = Data(image_size=32, augment=augment, workers=0)
+    views = Views(World("train", 24, 64), train_transform(data), 0, training=True)
+    normalise, draws = Normalise(data.mean, data.std), [Draw(place, 0, place) for place in range(24)]
+    one, other = (collate(made.__getitems__(draws), normalise).to(CPU) for made in (views, loads(dumps(views))))
+    assert torch.equal(one.images, other.images)

@@ -45,6 +45,11 @@ RECIPES: dict[str, AnyRecipe] = {
         data=Data(source="world(train=80, val=16)", image_size=32, repeats=2, erasing=0.5, test_crop=1.0),
         training=TRAINING,
     ),
+    "device": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        data=Data(source="world(train=80, val=16)", image_size=32, augment="device", erasing=0.5, test_crop=1.0),
+        training=TRAINING,
+    ),
     "segment": SegmentRecipe(
         backbone=SWIN,
         width=8,

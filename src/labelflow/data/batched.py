@@ -53,8 +53,9 @@ def equalize_tables(images: Tensor) -> Tensor:
 
 
 def autocontrast_tables(images: Tensor) -> Tensor:
-    """(B, 3, 256). In double precision, as Pillow: otherwise some bytes would be rounded down to the next."""
-    low, high = (bound.double() for bound in images.flatten(2).aminmax(dim=2, keepdim=True))
+    """(B, 3, 256). In double precision, as Pillow, where there is any: otherwise some bytes are rounded down."""
+    precise = torch.float32 if images.device.type == "mps" else torch.float64
+    low, high = (bound.to(precise) for bound in images.flatten(2).aminmax(dim=2, keepdim=True))
     scale = torch.full_like(low, 255) / (high - low).clamp(min=1)
     values = _bytes(images)
     return torch.where(high > low, values * scale - low * scale, values).clamp(0, 255).byte()

@@ -101,17 +101,15 @@ def defer(step: Any) -> Any:
     if isinstance(step, ColorJitter):
         return Jitter(step)
     for operation in operations(step):
-        if operation.aug_fn not in GEOMETRIC:
-            operation.aug_fn = deferred(operation.aug_fn)
+        if operation.aug_fn not in ASK_THE_IMAGE:
+            operation.aug_fn = partial(take_down, operation.aug_fn)
     return step
 
 
-def deferred(change: Callable[..., Any]) -> Callable[..., Deferred]:
-    """What takes one of timm's changes of colours down."""
-    if change in (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand):
-        return change  # which ask the image itself
-    take_down = TAKEN_DOWN.get(change) or partial(_table_step, change)
-    return lambda image, *arguments, **unused: image.then(take_down(*arguments))
+def take_down(change: Callable[..., Image.Image], image: Deferred, *arguments: float, **unused: Any) -> Deferred:
+    """One of timm's changes of colours."""
+    step = STEPS[change](*arguments) if change in STEPS else _table_step(change, *arguments)
+    return image.then(step)
 
 
 @lru_cache(maxsize=4096)
@@ -120,7 +118,8 @@ def _table_step(change: Callable[..., Image.Image], *arguments: float) -> Step:
     return Step("table", batched.table(change, *arguments))
 
 
-TAKEN_DOWN: dict[Callable[..., Image.Image], Callable[..., Step]] = {
+ASK_THE_IMAGE = GEOMETRIC | {auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand}  # by its methods
+STEPS: dict[Callable[..., Image.Image], Callable[..., Step]] = {
     auto_augment.auto_contrast: lambda: Step("autocontrast"),
     auto_augment.equalize: lambda: Step("equalize"),
     auto_augment.contrast: lambda factor: Step("contrast", (factor,)),
@@ -142,7 +141,7 @@ class Jitter:
         changes = (auto_augment.brightness, auto_augment.contrast, auto_augment.color)
         for place in order.tolist():
             if factors[place] is not None:
-                image = deferred(changes[place])(image, factors[place])
+                image = take_down(changes[place], image, factors[place])
         return image
 
 
