@@ -1,4 +1,4 @@
-"""What workers take down and the device does is what timm does, image by image, with the same draws."""
+"""What workers record and the device does is what timm does, image by image, with the same draws."""
 
 import random
 from dataclasses import replace
@@ -16,7 +16,7 @@ from torch import Tensor
 from labelflow.chance import drawn_from
 from labelflow.data import Data, World, train_batches, train_transform
 from labelflow.data.batches import Draw
-from labelflow.data.deferred import ASK_THE_IMAGE, STEPS, Deferred, Move
+from labelflow.data.deferred import ASK_THE_IMAGE, STEPS, Deferred, Move, Plan
 from labelflow.data.geometry import Chosen, Tracked
 from labelflow.data.images import to_rgb
 from labelflow.data.normalise import Normalise
@@ -27,6 +27,7 @@ from pretend import DEVICE, pretending
 CPU = torch.device("cpu")
 WORKERS = Data(image_size=64, scale=(0.3, 1.0), erasing=0.0)
 ON_DEVICE = replace(WORKERS, augment="device")
+FILL = (124, 116, 104)  # ImageNet's mean colour
 HOW: dict[str, Any] = {"batch": 8, "micro_batch": 4, "updates": 2, "seed": 3}
 
 
@@ -39,7 +40,7 @@ def picture(width: int = 150, height: int = 110, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def taken_down(data: Data, image: Image.Image, seed: int) -> Tracked:
+def recorded(data: Data, image: Image.Image, seed: int) -> Tracked:
     transform = train_transform(replace(data, augment="device"))
     with drawn_from(seed):
         return transform(transform.decode(image.copy()))
@@ -50,7 +51,7 @@ def done(views: list[Tracked], data: Data) -> Tensor:
     normalise = Normalise(data.mean, data.std)
     batch = collate([View(view.image, 0, 1.0, patch=view.patch) for view in views], normalise)
     assert batch.plan
-    return batch.plan.apply(batch.pixels.clone())
+    return batch.plan.apply(batch.pixels.clone(), normalise.mean_colour)
 
 
 def by_timm(data: Data, crop: Tensor, image: Image.Image, seed: int) -> Tensor:
@@ -93,26 +94,49 @@ def by_timm(data: Data, crop: Tensor, image: Image.Image, seed: int) -> Tensor:
     ids=lambda changes: " ".join(map(str, changes.values())) or "none",
 )
 def test_the_device_makes_timms_pixels_of_timms_draws(changes: dict[str, Any]) -> None:
-    """To the byte; within 1 where an image is moved (and after a later change of colours, what that makes of it); only
-    where it is moved twice in a row, once suffices here, and timm's pixels are blurred twice."""
+    """To the byte; within 1 where an image is moved. What colours make of a difference of 1 may be more (posterize and
+    equalize tear neighbours apart); moves in a row are compared with one move of Pillow's, below."""
     data, views, expected = replace(WORKERS, **changes), [], []
     for seed in range(48):
-        views.append(taken_down(data, picture(seed=seed), seed))
+        views.append(recorded(data, picture(seed=seed), seed))
         expected.append(by_timm(data, views[-1].image.pixels, picture(seed=seed), seed))
-    made, moves = done(views, data), 0
-    for view, image, other in zip(views, made, expected, strict=True):
-        difference = (image.int() - other.int()).abs()
-        merged = any(isinstance(step, Move) and len(step.frames) > 1 for step in view.image.steps)
-        if not any(isinstance(step, Move) for step in view.image.steps):
-            assert torch.equal(image, other), view.image.steps
-        elif not merged and isinstance(view.image.steps[-1], Move):
-            assert difference.max() <= 1
-        elif not merged:
-            assert (difference <= 16).float().mean() > 0.97  # posterize and equalize tear neighbours apart
+    compared = 0
+    for view, image, other in zip(views, done(views, data), expected, strict=True):
+        difference, moves = (
+            (image.int() - other.int()).abs(),
+            [step for step in view.image.steps if isinstance(step, Move)],
+        )
+        if any(len(move.frames) > 1 for move in moves):
+            continue
+        compared += 1
+        if not moves or moves == [view.image.steps[-1]]:
+            assert difference.max() <= len(moves), view.image.steps
         else:
-            moves += 1
-            assert difference.float().mean() < 16
-    assert moves > 0 or not changes["auto_augment"].startswith("rand-m9")
+            assert (difference <= 2).float().mean() > 0.95, view.image.steps
+    assert compared > 36
+
+
+@pytest.mark.parametrize("cubic", [True, False])
+def test_moves_in_a_row_are_one_move_of_pillows(cubic: bool) -> None:
+    """By the product of their matrices, within 1; outside of a frame in between, nothing is left."""
+    image, how = picture().crop((20, 20, 84, 84)), Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
+    for seed in range(8):
+        degrees, shear, pixels = np.random.default_rng(seed).uniform((-30, -0.3, -20), (30, 0.3, 20))
+        seen = Deferred(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+        seen = seen.rotate(degrees, how, FILL).transform((64, 64), 0, (1, shear, 0, 0, 1, 0), how, FILL)
+        seen = seen.transform((64, 64), 0, (1, 0, pixels, 0, 1, 0), how, FILL)
+        (move,) = seen.steps
+        (made,) = Plan.stack([seen]).apply(seen.pixels[None].clone(), FILL)
+        data = (np.diag([64, 64, 1.0]) @ move.frames[0] @ np.diag([1 / 64, 1 / 64, 1]))[:2].ravel()
+        expected = image.transform((64, 64), Image.Transform.AFFINE, tuple(data), resample=how, fillcolor=FILL)
+        y, x = (np.indices((64, 64)).reshape(2, -1) + 0.5) / 64
+        places = [(frame @ np.stack([x, y, np.ones_like(x)]))[:2] for frame in move.frames]
+        inside = np.all([(np.abs(place - 0.5) < 0.5 - 1e-4).all(0) for place in places], 0)
+        outside = np.any([(np.abs(place - 0.5) > 0.5 + 1e-4).any(0) for place in places], 0)
+        difference = np.abs(made.flatten(1).numpy().astype(int) - np.asarray(expected).reshape(-1, 3).T.astype(int))
+        assert difference[:, inside].max() <= 1
+        assert (made.flatten(1)[:, outside] == torch.tensor(FILL)[:, None]).all()
+        assert inside.mean() > 0.3
 
 
 def test_moves_in_a_row_are_one_resampling_and_colours_part_them() -> None:
@@ -125,7 +149,7 @@ def test_moves_in_a_row_are_one_resampling_and_colours_part_them() -> None:
         known = {operation.name: operation for operation in chosen.step.ops}
         steps = [known[name] for name in names]
         with drawn_from(seed):
-            seen = transform.decode(smooth())
+            seen = transform.steps[0](transform.decode(smooth()))
             for step in steps:
                 step.prob = 1.0
                 seen = step(seen)
@@ -153,13 +177,13 @@ def test_moves_in_a_row_are_one_resampling_and_colours_part_them() -> None:
         )
         shown = image[:2].flatten(1).numpy() / 2.6 / 96
         assert np.abs(shown - (move.frames[0] @ places)[:2])[:, inside].max() < 0.1 / 14
-        assert (image.flatten(1)[:, outside] == torch.tensor([[124], [116], [104]])).all()
+        assert (image.flatten(1)[:, outside] == torch.tensor(FILL)[:, None]).all()
         assert inside.mean() > 0.2
         assert outside.mean() > 0.1
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-@pytest.mark.parametrize("kind", ["jpg", "png"])
+@pytest.mark.parametrize("kind", ["jpg", "png", "tif"])
 def test_large_jpegs_are_decoded_at_a_reduced_size(tmp_path: Path, kind: str, orientation: int) -> None:
     """And their geometry is right to a tenth of a cell, whichever way a camera was held."""
     width, height, path = 1210, 803, tmp_path / f"large.{kind}"
@@ -175,7 +199,7 @@ def test_large_jpegs_are_decoded_at_a_reduced_size(tmp_path: Path, kind: str, or
         transform = train_transform(replace(ON_DEVICE, auto_augment="", color_jitter=0.0, image_size=112))
         with Image.open(path) as opened, drawn_from(seed):
             seen = transform(transform.decode(opened))
-            reduced += opened.size != stored.size
+            reduced += max(opened.size) < 1000
         assert seen.geometry.size == (width, height)
         (view,) = done([seen], ON_DEVICE).double() / 255
         tokens = view[:2].unfold(1, 8, 8).unfold(2, 8, 8).mean((3, 4)).flatten(1).numpy()  # (2, 14·14)
@@ -189,7 +213,7 @@ def test_small_crops_are_not_reduced() -> None:
     """The crop is resized from what Pillow decodes, with differences of 1 here and there from Pillow's own resizing."""
     image, data = picture(400, 300), replace(ON_DEVICE, auto_augment="", color_jitter=0.0, flip=0.0)
     for seed in range(10):
-        seen = taken_down(data, image, seed)
+        seen = recorded(data, image, seed)
         top, left, height, width = np.multiply(seen.geometry.box, (300, 400, 300, 400)).round().astype(int)
         expected = image.crop((left, top, left + width, top + height)).resize((64, 64), Image.Resampling.BICUBIC)
         difference = (seen.image.pixels.int() - torch.from_numpy(np.array(expected)).permute(2, 0, 1).int()).abs()
@@ -212,7 +236,7 @@ def test_workers_and_resumes_make_no_difference(workers: int) -> None:
 
 def batch_of(count: int) -> PixelBatch:
     data = replace(ON_DEVICE, erasing=0.25)
-    views = [taken_down(data, picture(seed=seed), seed) for seed in range(count)]
+    views = [recorded(data, picture(seed=seed), seed) for seed in range(count)]
     return collate([View(view.image, 0, 1.0, patch=view.patch) for view in views], Normalise(data.mean, data.std))
 
 
@@ -222,14 +246,14 @@ def test_the_host_waits_for_nothing_and_launches_do_not_grow_with_the_batch() ->
         assert batch.plan
         with pretending() as log:
             plan, pixels = batch.plan.to(torch.device(DEVICE)), batch.pixels.to(DEVICE)
-            plan.apply(pixels.clone())  # constants are made once
+            plan.apply(pixels.clone(), FILL)  # constants are made once
             before, waits = log.launches.total(), len(log.waits)
-            made = plan.apply(pixels)
+            made = plan.apply(pixels, FILL)
             launches.append(log.launches.total() - before)
             assert not log.waits[waits:]
             assert not log.meetings
             made = made.cpu()
-        assert torch.equal(made, batch.plan.apply(batch.pixels))
+        assert torch.equal(made, batch.plan.apply(batch.pixels, FILL))
     assert launches[1] < 1.2 * launches[0]
 
 
@@ -238,10 +262,32 @@ def test_images_come_as_they_were(tmp_path: Path) -> None:
     data = replace(ON_DEVICE, auto_augment="", color_jitter=0.0, flip=0.0, scale=(1.0, 1.0), ratio=(1.5, 1.5))
     for mode in ("L", "RGBA", "CMYK", "P", "I;16"):
         image = Image.new("L", (90, 60), 100).convert(mode) if mode != "I;16" else Image.new(mode, (90, 60), 25600)
-        seen = taken_down(data, image, 0)
+        seen = recorded(data, image, 0)
         assert seen.image == Deferred(seen.image.pixels)
         (made,) = done([seen], data)
         assert (made.int() - to_rgb(image).getpixel((0, 0))[0]).abs().max() <= 1
+
+
+def test_tiny_images_have_views() -> None:
+    """timm draws crops of 0 pixels of them at times."""
+    for size in ((1, 1), (2, 1), (1, 50)):
+        for seed in range(40):
+            view = recorded(ON_DEVICE, Image.new("RGB", size, (7, 8, 9)), seed)
+            assert view.image.pixels.shape == (3, 64, 64)
+            assert (view.image.pixels == torch.tensor([7, 8, 9]).view(3, 1, 1)).all()
+
+
+def test_batches_survive_an_older_torchs_pinning() -> None:
+    """Which turned tuples into lists."""
+    batch = batch_of(8)
+    assert batch.plan
+
+    def pinned(part: Any) -> Any:
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*map(pinned, part))
+        return list(map(pinned, part)) if isinstance(part, tuple | list) else part
+
+    assert torch.equal(pinned(batch).to(CPU).images, batch.to(CPU).images)
 
 
 def test_blending_views_is_for_workers() -> None:

@@ -260,3 +260,11 @@ def test_the_host_waits_for_nothing() -> None:
         assert not log.meetings
         found = labels.above.cpu()
     assert_close(found, batch.to(torch.device("cpu")).above, atol=1e-5, rtol=0)
+
+
+def test_many_classes() -> None:
+    """More than a short integer holds."""
+    label_map = LabelMap(np.full((1, 2, 2), 9, np.float16), np.full((1, 2, 2), 40_000, np.uint16))
+    labels = label_view(label_map, Geometry((10, 10)), (2, 2), 50_000)
+    assert labels.image.classes.tolist() == [[40_000]]
+    assert_close(labels.above + labels.rest.unsqueeze(2), torch.full((1, 4, 1), math.exp(9) / (math.exp(9) + 49_999)))

@@ -8,7 +8,6 @@ Shapes: B batch, M moves.
 """
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from labelflow.data.geometry import (
     Matrix,
     Tracked,
     affine_step,
+    choose_interpolation,
     move_frames,
     operations,
     rotation_step,
@@ -53,15 +53,11 @@ class Move(NamedTuple):
 
 
 class Deferred(NamedTuple):
-    """To timm's operations it looks like an image of Pillow's; it takes down what is to be done."""
+    """To timm's operations it looks like an image of Pillow's; it records what is to be done."""
 
     pixels: Tensor  # (3, H, W) uint8
     mirrored: bool = False  # before all steps
     steps: tuple[Step | Move, ...] = ()
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.pixels.shape
 
     @property
     def size(self) -> tuple[int, int]:
@@ -93,20 +89,20 @@ class Deferred(NamedTuple):
         return self.then(Move((step,), cubic))
 
 
-# ---- in a worker: what timm draws is taken down
+# ---- in a worker: what timm draws is recorded
 
 
 def defer(step: Any) -> Any:
-    """A step of timm's transforms that takes down what it would do to colours."""
+    """A step of timm's transforms that records what it would do to colours."""
     if isinstance(step, ColorJitter):
         return Jitter(step)
     for operation in operations(step):
         if operation.aug_fn not in ASK_THE_IMAGE:
-            operation.aug_fn = partial(take_down, operation.aug_fn)
+            operation.aug_fn = partial(record, operation.aug_fn)
     return step
 
 
-def take_down(change: Callable[..., Image.Image], image: Deferred, *arguments: float, **unused: Any) -> Deferred:
+def record(change: Callable[..., Image.Image], image: Deferred, *arguments: float, **unused: Any) -> Deferred:
     """One of timm's changes of colours."""
     step = STEPS[change](*arguments) if change in STEPS else _table_step(change, *arguments)
     return image.then(step)
@@ -130,7 +126,7 @@ STEPS: dict[Callable[..., Image.Image], Callable[..., Step]] = {
 
 
 class Jitter:
-    """torchvision's colour jitter, taken down."""
+    """torchvision's colour jitter, recorded."""
 
     def __init__(self, step: ColorJitter) -> None:
         self.step = step
@@ -141,13 +137,13 @@ class Jitter:
         changes = (auto_augment.brightness, auto_augment.contrast, auto_augment.color)
         for place in order.tolist():
             if factors[place] is not None:
-                image = take_down(changes[place], image, factors[place])
+                image = record(changes[place], image, factors[place])
         return image
 
 
 class DecodedCrop:
     """timm's random crop of an image that is not decoded yet: if it is a JPEG and the crop much larger than the view,
-    at a half, a quarter or an eighth of its size. torch resizes three times as fast as Pillow."""
+    at a half, a quarter or an eighth of its size. It is not resized."""
 
     def __init__(self, step: RandomResizedCropAndInterpolation) -> None:
         self.step = step
@@ -155,21 +151,29 @@ class DecodedCrop:
     def __call__(self, image: Image.Image) -> Tracked:
         step, turned = self.step, is_on_its_side(image)
         width, height = image.size[::-1] if turned else image.size
-        blank = torch.empty(height, width, device="meta")
-        top, left, rows, columns = step.get_params(blank, step.scale, step.ratio)
-        how = random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
-
+        top, left, rows, columns = step.get_params(torch.empty(height, width, device="meta"), step.scale, step.ratio)
+        rows, columns = max(1, rows), max(1, columns)  # of tiny images, timm draws crops without pixels
         enough = math.ceil(width * step.size[1] / columns), math.ceil(height * step.size[0] / rows)
         image.draft(None, enough[::-1] if turned else enough)
         image = to_rgb(image)
         x, y = image.width / width, image.height / height  # 1, if it was not reduced
-        left, top, right, bottom = (
-            round(place) for place in (left * x, top * y, (left + columns) * x, (top + rows) * y)
-        )
-        pixels = torch.from_numpy(np.array(image.crop((left, top, right, bottom)))).permute(2, 0, 1)
-        seen = F.interpolate(pixels[None], step.size, mode=how.value, antialias=True)[0]
+        left, top, right, bottom = round(left * x), round(top * y), round((left + columns) * x), round((top + rows) * y)
         box = (top / image.height, left / image.width, (bottom - top) / image.height, (right - left) / image.width)
-        return Tracked(Deferred(seen), Geometry((width, height), box))
+        return Tracked(image.crop((left, top, right, bottom)), Geometry((width, height), box))
+
+
+class Resize:
+    """A crop as a deferred image, resized by torch, which is three times as fast as Pillow."""
+
+    def __init__(self, step: RandomResizedCropAndInterpolation) -> None:
+        self.step = step
+
+    def __call__(self, tracked: Tracked) -> Tracked:
+        pixels = torch.from_numpy(np.array(tracked.image)).permute(2, 0, 1)
+        how = choose_interpolation(self.step)
+        return Tracked(
+            Deferred(F.interpolate(pixels[None], self.step.size, mode=how.value, antialias=True)[0]), tracked.geometry
+        )
 
 
 # ---- on the device
@@ -190,10 +194,9 @@ class Plan(NamedTuple):
     places: Tensor  # (Σ images,) in the batch
     numbers: Tensor  # (Σ images·width,) float32
     mirrored: Tensor  # (B,) bool
-    fill: tuple[int, ...]  # colour of what moves leave empty
 
     @staticmethod
-    def stack(images: Sequence[Deferred], fill: tuple[int, ...]) -> "Plan":
+    def stack(images: Sequence[Deferred]) -> "Plan":
         groups: list[Group] = []
         places: list[int] = []
         numbers: list[ndarray] = []
@@ -207,20 +210,19 @@ class Plan(NamedTuple):
                 numbers.append(rows.ravel())
         flat = np.concatenate([np.empty(0), *numbers]).astype(np.float32)
         mirrored = torch.tensor([image.mirrored for image in images])
-        return Plan(groups, torch.tensor(places, dtype=torch.long), torch.from_numpy(flat), mirrored, fill)
+        return Plan(groups, torch.tensor(places, dtype=torch.long), torch.from_numpy(flat), mirrored)
 
     def to(self, device: torch.device) -> "Plan":
-        places, numbers, mirrored = (part.to(device, non_blocking=True) for part in self[1:4])
-        return self._replace(places=places, numbers=numbers, mirrored=mirrored)
+        return Plan(self.groups, *(part.to(device, non_blocking=True) for part in self[1:]))
 
-    def apply(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8"""
+    def apply(self, images: Tensor, fill: tuple[int, ...]) -> Tensor:
+        """To images (B, 3, H, W) uint8, which are used up. fill: the colour of what moves leave empty."""
         images = batched.flip(images, self.mirrored)
         places = self.places.split([group.images for group in self.groups])
         numbers = self.numbers.split([group.images * group.width for group in self.groups])
         for group, place, flat in zip(self.groups, places, numbers, strict=True):
             rows = flat.view(group.images, group.width)
-            images.index_copy_(0, place, OPERATIONS[group.kind](images.index_select(0, place), rows, self.fill))
+            images.index_copy_(0, place, OPERATIONS[group.kind](images.index_select(0, place), rows, fill))
         return images
 
 

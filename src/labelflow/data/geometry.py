@@ -15,7 +15,7 @@ from PIL import Image
 from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
-from torchvision.transforms import RandomHorizontalFlip
+from torchvision.transforms import InterpolationMode, RandomHorizontalFlip
 from torchvision.transforms import functional as F
 
 from labelflow.data.erasing import Patch, draw_patch
@@ -160,10 +160,13 @@ class Crop:
     def __call__(self, tracked: Tracked) -> Tracked:
         step, (width, height) = self.step, tracked.size
         top, left, rows, columns = step.get_params(tracked.image, step.scale, step.ratio)
-        how = random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
-        image = F.resized_crop(tracked.image, top, left, rows, columns, step.size, how)
+        image = F.resized_crop(tracked.image, top, left, rows, columns, step.size, choose_interpolation(step))
         box = (top / height, left / width, rows / height, columns / width)
         return Tracked(image, replace(tracked.geometry, box=box))
+
+
+def choose_interpolation(step: RandomResizedCropAndInterpolation) -> InterpolationMode:
+    return random.choice(step.interpolation) if isinstance(step.interpolation, tuple | list) else step.interpolation
 
 
 class Flip:

@@ -9,7 +9,7 @@ from timm.data import auto_augment, create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
-from labelflow.data.deferred import DecodedCrop, defer
+from labelflow.data.deferred import DecodedCrop, Resize, defer
 from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
 from labelflow.data.images import to_rgb
 from labelflow.data.settings import Data
@@ -44,7 +44,7 @@ class Steps:
 
 
 class DeferredSteps:
-    """A crop, while the image is decoded; the steps after it are taken down for the device."""
+    """A crop, while the image is decoded; the steps after it are recorded for the device."""
 
     def __init__(self, crop: DecodedCrop, *steps: Callable[[Tracked], Tracked]) -> None:
         self.crop, self.steps = crop, steps
@@ -82,7 +82,7 @@ def train_transform(data: Data) -> Transform:
                 operation.aug_fn = _posterize
     if data.augment == "workers":
         return Steps(*(follow(step) for step in (crop, *steps)), OnImage(np.asarray))
-    return DeferredSteps(DecodedCrop(crop), *(follow(defer(step)) for step in steps))
+    return DeferredSteps(DecodedCrop(crop), Resize(crop), *(follow(defer(step)) for step in steps))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:

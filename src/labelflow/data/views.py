@@ -96,7 +96,7 @@ class PixelBatch(NamedTuple):
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
         pixels = pixels.contiguous()
         if self.plan:
-            pixels = self.plan.to(device).apply(pixels)
+            pixels = self.plan.to(device).apply(pixels, self.normalise.mean_colour)
         images = self.normalise(pixels)
         self.patches.paint(images)
         return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
@@ -112,7 +112,7 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
         views[0].dense.stack([view.dense for view in views]) if views[0].dense else None,  # all or none
         Patches.stack([view.patch for view in views]),
         normalise,
-        Plan.stack(deferred, normalise.mean_colour) if deferred else None,
+        Plan.stack(deferred) if deferred else None,
     )
 
 

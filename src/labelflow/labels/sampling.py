@@ -66,7 +66,7 @@ class ViewedMap(NamedTuple):
         counts = sample_counts(to_map, scores.shape[2:], views[0].grid)
         return ViewedMaps(
             torch.from_numpy(scores),
-            torch.from_numpy(classes.astype(np.int32 if classes.dtype.itemsize > 2 else np.int16, copy=False)),
+            torch.from_numpy(classes.astype(np.int32 if views[0].num_classes > 2**15 else np.int16, copy=False)),
             torch.from_numpy(np.concatenate([to_map[:, None], within], 1).astype(np.float32)),
             torch.from_numpy(counts),
             tuple(counts.max(0).tolist()),
