@@ -38,6 +38,9 @@ from labelflow.data.images import is_on_its_side, to_rgb
 from labelflow.data.resampling import resample
 
 
+SPARE = 2  # times as many pixels as the view has, across and down, that a crop must keep when it is reduced
+
+
 class Step(NamedTuple):
     """A change of colours."""
 
@@ -153,7 +156,7 @@ class DecodedCrop:
         width, height = image.size[::-1] if turned else image.size
         top, left, rows, columns = step.get_params(torch.empty(height, width, device="meta"), step.scale, step.ratio)
         rows, columns = max(1, rows), max(1, columns)  # of tiny images, timm draws crops without pixels
-        enough = math.ceil(width * step.size[1] / columns), math.ceil(height * step.size[0] / rows)
+        enough = math.ceil(SPARE * width * step.size[1] / columns), math.ceil(SPARE * height * step.size[0] / rows)
         image.draft(None, enough[::-1] if turned else enough)
         image = to_rgb(image)
         x, y = image.width / width, image.height / height  # 1, if it was not reduced
