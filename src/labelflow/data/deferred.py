@@ -37,7 +37,6 @@ from labelflow.data.geometry import (
 from labelflow.data.images import is_on_its_side, to_rgb
 from labelflow.data.resampling import resample
 
-
 SPARE = 2  # times as many pixels as the view has, across and down, that a crop must keep when it is reduced
 
 

@@ -21,6 +21,8 @@ from torchvision.transforms import functional as F
 from labelflow.data.erasing import Patch, draw_patch
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]  # (3, 3), for column vectors (x, y, 1)
+IDENTITY = np.eye(3)
+MIRROR = np.array([[-1.0, 0, 1], [0, 1, 0], [0, 0, 1]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Geometry:
     @property
     def moved(self) -> Matrix:
         """From the view to the mirrored box."""
-        return self.frames[0] if self.frames else np.eye(3)
+        return self.frames[0] if self.frames else IDENTITY
 
     def move(self, step: Matrix) -> "Geometry":
         """`step`: from the new frame to the one before."""
@@ -49,8 +51,7 @@ class Geometry:
         """From the view to the image."""
         top, left, height, width = self.box
         crop = np.array([[width, 0, left], [0, height, top], [0, 0, 1]])
-        mirror = np.array([[-1.0, 0, 1], [0, 1, 0], [0, 0, 1]]) if self.mirrored else np.eye(3)
-        return crop @ mirror @ self.moved
+        return crop @ MIRROR @ self.moved if self.mirrored else crop @ self.moved
 
 
 @dataclass(frozen=True, eq=False)

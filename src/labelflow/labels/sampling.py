@@ -8,6 +8,7 @@ Shapes: B batch, N tokens on a grid (rows, columns), h×w cells of a map, k clas
 map, F frames, S samples of a token along an axis.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from labelflow.data import Source
-from labelflow.data.geometry import Geometry, Matrix
+from labelflow.data.geometry import IDENTITY, MIRROR, Geometry, Matrix
 from labelflow.flow import product
 from labelflow.labels.keys import SourceKeys
 from labelflow.labels.manifest import center_part
@@ -64,12 +65,16 @@ class ViewedMap(NamedTuple):
         within = [(view.view, *view.frames, *[view.view] * (most - len(view.frames))) for view in views]
         to_map = np.stack([view.window for view in views]) @ np.stack([view.view for view in views])
         counts = sample_counts(to_map, scores.shape[2:], views[0].grid)
+        parts = (
+            np.concatenate([to_map[:, None], within], 1).astype(np.float32),
+            counts,
+            classes.astype(np.int32 if views[0].num_classes > 2**15 else np.int16, copy=False),
+            scores,
+        )
         return ViewedMaps(
-            torch.from_numpy(scores),
-            torch.from_numpy(classes.astype(np.int32 if views[0].num_classes > 2**15 else np.int16, copy=False)),
-            torch.from_numpy(np.concatenate([to_map[:, None], within], 1).astype(np.float32)),
-            torch.from_numpy(counts),
-            tuple(counts.max(0).tolist()),
+            torch.from_numpy(np.concatenate([part.ravel().view(np.uint8) for part in parts])),
+            [part.shape for part in parts],
+            counts.max(0).tolist(),
             max(_different(ids.ravel()) for ids in classes),
             views[0].grid,
             views[0].num_classes,
@@ -77,24 +82,32 @@ class ViewedMap(NamedTuple):
 
 
 class ViewedMaps(NamedTuple):
-    """Those of a batch, as workers send them."""
+    """Those of a batch, as workers send them: in one piece, since each tensor costs them time."""
 
-    scores: Tensor  # (B, k, h, w) float16
-    classes: Tensor  # (B, k, h, w) whole numbers
-    maps: Tensor  # (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move
-    counts: Tensor  # (B, 4) int32: samples of the view, down and across, and of each token
-    most: tuple[int, ...]  # the largest of these
+    content: Tensor  # (bytes,)
+    shapes: Sequence[tuple[int, ...]]  # of its parts, `split` says which
+    most: Sequence[int]  # the largest counts
     vocabulary: int  # the largest number of classes that a map names
     grid: tuple[int, int]
     num_classes: int
 
     def to(self, device: torch.device) -> TokenLabels:
-        scores, classes, maps, counts = (part.to(device, non_blocking=True) for part in self[:4])
+        maps, counts, classes, scores = self.split(self.content.to(device, non_blocking=True))
         cells = (scores.shape[2], scores.shape[3])
         whole = cell_weights(maps, counts[:, :2], self.most[:2], (1, 1), cells)
         tokens = cell_weights(maps, counts[:, 2:], self.most[2:], self.grid, cells)
         names, full = over_vocabulary(scores.float(), classes.long(), self.vocabulary, self.num_classes)
         return softmax(names, product(torch.cat([whole, tokens], 1), full), self.num_classes)
+
+    def split(self, content: Tensor) -> list[Tensor]:
+        """maps (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move;
+        counts (B, 4): samples of the view, down and across, and of each token;
+        classes and scores (B, k, h, w)."""
+        short = torch.int32 if self.num_classes > 2**15 else torch.int16
+        kinds = (torch.float32, torch.int32, short, torch.float16)
+        sizes = [kind.itemsize * math.prod(shape) for kind, shape in zip(kinds, self.shapes, strict=True)]
+        parts = zip(content.split(sizes), kinds, self.shapes, strict=True)
+        return [part.view(kind).view(*shape) for part, kind, shape in parts]
 
 
 def viewed_map(
@@ -107,7 +120,7 @@ def viewed_map(
 ) -> ViewedMap:
     """`seen`: what of the image the map shows (`Manifest.seen`)."""
     if compat == "official":
-        view, window = _official_matrix(geometry, label_map.scores.shape[1:]), np.eye(3)
+        view, window = _official_matrix(geometry, label_map.scores.shape[1:]), IDENTITY
     else:
         view, window = geometry.matrix, seen_window(seen, geometry.size)
     return ViewedMap(label_map, view, window, geometry.frames, grid, num_classes)
@@ -203,7 +216,7 @@ def _different(ids: Array) -> int:
 def seen_window(seen: str, size: tuple[int, int]) -> Matrix:
     """From an image of that width and height to its map: "whole", or "center(0.9)", of a part of the shorter side."""
     if seen == "whole":
-        return np.eye(3)
+        return IDENTITY
     width, height = (center_part(seen) * min(size) / side for side in size)
     return np.array([[1 / width, 0, 0.5 - 0.5 / width], [0, 1 / height, 0.5 - 0.5 / height], [0, 0, 1]])
 
@@ -213,7 +226,7 @@ def _official_matrix(geometry: Geometry, cells: tuple[int, ...]) -> Matrix:
     top, left, height, width = geometry.box
     left = 1 - left - width if geometry.mirrored else left
     swapped = Geometry(geometry.size, (left, top, max(width, 1 / cells[0]), max(height, 1 / cells[1])))
-    mirror = np.array([[-1.0, 0, 1], [0, 1, 0], [0, 0, 1]]) if geometry.mirrored else np.eye(3)
+    mirror = MIRROR if geometry.mirrored else IDENTITY
     return mirror @ swapped.matrix @ geometry.moved
 
 
