@@ -73,7 +73,7 @@ class ViewedMap(NamedTuple):
         )
         return ViewedMaps(
             torch.from_numpy(np.concatenate([part.ravel().view(np.uint8) for part in parts])),
-            [part.shape for part in parts],
+            [(torch.from_numpy(part[:0]).dtype, part.shape) for part in parts],
             counts.max(0).tolist(),
             max(_different(ids.ravel()) for ids in classes),
             views[0].grid,
@@ -85,7 +85,7 @@ class ViewedMaps(NamedTuple):
     """Those of a batch, as workers send them: in one piece, since each tensor costs them time."""
 
     content: Tensor  # (bytes,)
-    shapes: Sequence[tuple[int, ...]]  # of its parts, `split` says which
+    parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]  # of it: types and shapes, `split` says which
     most: Sequence[int]  # the largest counts
     vocabulary: int  # the largest number of classes that a map names
     grid: tuple[int, int]
@@ -103,11 +103,9 @@ class ViewedMaps(NamedTuple):
         """maps (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move;
         counts (B, 4): samples of the view, down and across, and of each token;
         classes and scores (B, k, h, w)."""
-        short = torch.int32 if self.num_classes > 2**15 else torch.int16
-        kinds = (torch.float32, torch.int32, short, torch.float16)
-        sizes = [kind.itemsize * math.prod(shape) for kind, shape in zip(kinds, self.shapes, strict=True)]
-        parts = zip(content.split(sizes), kinds, self.shapes, strict=True)
-        return [part.view(kind).view(*shape) for part, kind, shape in parts]
+        sizes = [kind.itemsize * math.prod(shape) for kind, shape in self.parts]
+        pieces = zip(content.split(sizes), self.parts, strict=True)
+        return [piece.view(kind).view(*shape) for piece, (kind, shape) in pieces]
 
 
 def viewed_map(
