@@ -103,3 +103,7 @@ class TokenLabels(NamedTuple):
     def smoothed(self, smoothing: float, num_classes: int) -> "TokenLabels":
         _, above, rest = self.tokens.smoothed(smoothing, num_classes)
         return TokenLabels(self.image.smoothed(smoothing, num_classes), above, rest)
+
+    def to(self, device: torch.device) -> "TokenLabels":
+        image = Sparse(*(part.to(device, non_blocking=True) for part in self.image))
+        return TokenLabels(image, *(part.to(device, non_blocking=True) for part in self[1:]))
