@@ -97,7 +97,9 @@ def openings(root: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds, by what was opened."""
     taken: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):
-        shutil.rmtree(cache_folder(root), ignore_errors=True)
+        cache = cache_folder(root)
+        assert cache is not None
+        shutil.rmtree(cache, ignore_errors=True)
         for name, work in {
             "list of tuples, each time": lambda: Tuples(root),
             "index, first time": lambda: Index(root),

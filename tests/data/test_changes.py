@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers import pack
-from labelflow.data import Data, Stream, World, changes, open_source
+from labelflow.data import Data, Stream, World, changes, open_source, waiting
 from labelflow.data.changes import DataFiles
 from labelflow.data.folder import Folder
 from labelflow.files import CHECKSUMS
@@ -235,6 +235,14 @@ def test_slow_files_are_looked_at_by_several_threads(
     with np.load(tmp_path / "run" / changes.RECORD) as record:
         assert record["sizes"].tolist() == list(range(5000))
     assert (len(threads) > 1) == slow
+
+
+def test_quick_files_need_no_threads(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = parts(photos)
+    monkeypatch.setattr(waiting, "ThreadPool", None)
+    monkeypatch.setattr(changes, "QUICK", 1.0)
+    looked(tmp_path / "run", sources, resumed=False)
+    assert looked(tmp_path / "run", sources) == []
 
 
 def test_the_record_is_small_and_written_alike(tmp_path: Path) -> None:

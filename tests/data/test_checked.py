@@ -69,6 +69,15 @@ def test_what_was_found_last_holds(tmp_path: Path) -> None:
     assert CheckedFiles(path.parent).find_new([str(path)]) == []
 
 
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home_nothing_is_known(tmp_path: Path) -> None:
+    path, *_ = folder(tmp_path / "photos", 1)
+    checked = CheckedFiles(path.parent)
+    with pytest.raises(OSError, match="no home folder; set LABELFLOW_CACHE"):
+        checked.add(row(checked, path), {})
+    assert checked.find_new([str(path)]) == [str(path)]
+
+
 def test_a_folder_is_the_same_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, *_ = folder(tmp_path / "photos", 1)
     checked = CheckedFiles(path.parent)

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labelflow as lf
-from labelflow.data import Data, index, open_source, scan
+from labelflow.data import Data, index, open_source, scan, waiting
+from labelflow.data import cache as cache_module
 from labelflow.data.folder import Folder
 from labelflow.data.index import FileIndex, Joined, open_index
 from labelflow.files import atomic_write
@@ -246,25 +247,43 @@ def test_a_cache_of_another_version_is_made_again(
     cache: Path, photos: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Folder(photos)
-    monkeypatch.setattr(index, "FORMAT", b"another")
+    monkeypatch.setattr(index, "FORMAT", 0)
     Folder(photos)
     assert len(listed) == 4
 
 
+def test_a_version_that_knows_other_images_lists_again(
+    cache: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(photos, ["dog/5.new"])
+    Folder(photos)
+    for module in (index, scan):
+        monkeypatch.setattr(module, "EXTENSIONS", {".new", ".png"})
+    assert sorted(Path(path).name for path in open_index(photos, print).names(range(4))) == [
+        "1.png",
+        "1.png",
+        "3.png",
+        "5.new",
+    ]
+
+
+def test_a_few_folders_are_looked_at_without_threads(
+    cache: Path, photos: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = samples(Folder(photos))
+    monkeypatch.setattr(waiting, "ThreadPool", None)
+    assert samples(Folder(photos)) == before
+    assert len(listed) == 2
+
+
 @pytest.mark.parametrize("where", ["a file", "no home"])
-def test_without_a_cache(cache: Path, photos: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache(cache: Path, photos: Path, where: str, request: pytest.FixtureRequest) -> None:
     before = samples(Folder(photos))
     shutil.rmtree(cache)
     if where == "a file":
         cache.touch()
     else:
-        monkeypatch.delenv("LABELFLOW_CACHE")
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-        def no_home() -> Path:
-            raise RuntimeError("Could not determine home directory.")
-
-        monkeypatch.setattr(Path, "home", no_home)
+        request.getfixturevalue("_no_home")
     source = Folder(photos)
     assert samples(source) == samples(pickle.loads(pickle.dumps(source))) == before
 
@@ -316,7 +335,7 @@ def test_writers_have_drafts_of_their_own(cache: Path, photos: Path, monkeypatch
             drafts.append(draft)
             yield draft
 
-    monkeypatch.setattr(index, "atomic_write", spy)
+    monkeypatch.setattr(cache_module, "atomic_write", spy)
     for _ in range(2):
         Folder(photos)
         shutil.rmtree(cache)
@@ -358,7 +377,7 @@ def test_progress_of_a_long_listing(photos: Path, monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     open_source(Data(source=str(photos)), "train", lines.append)
     assert not lines
-    monkeypatch.setattr(index, "SECONDS", -1.0)
+    monkeypatch.setattr(waiting, "SECONDS", -1.0)
     open_source(Data(source=str(photos)), "train", lines.append)
     assert lines == [f"listed {count} files of {photos} ..." for count in (3, 5)]
 
@@ -375,7 +394,7 @@ def test_commands_show_the_progress(
     photos: Path, command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then they end: there is only one class."""
-    monkeypatch.setattr(index, "SECONDS", -1.0)
+    monkeypatch.setattr(waiting, "SECONDS", -1.0)
     shutil.rmtree(photos / "dog")
     for quiet in (False, True):
         with pytest.raises(ValueError, match="class"):

@@ -7,6 +7,7 @@ import pickle
 import re
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers import pack
-from labelflow.data import Data, PixelBatch, Shards, Stream, eval_batches, open_map_style, open_source, train_batches
+from labelflow.data import (
+    Data,
+    PixelBatch,
+    Shards,
+    Stream,
+    eval_batches,
+    open_map_style,
+    open_source,
+    train_batches,
+    waiting,
+)
 from labelflow.data import shards as module
-from labelflow.data.shards import Listing
+from labelflow.data.shards import ShardList
 
 DATA = Data(source="wds", train_split="train-{0..2}.tar", val_split="val-0.tar", image_size=16, workers=0)
 Member = tuple[str, bytes]
@@ -56,7 +67,7 @@ def opened(folder: Path, *parts: Sequence[Member], field: str = "", classes: int
     for number, members in enumerate(parts):
         pack(folder / f"{number}.tar", members)
     shards = [str(folder / f"{number}.tar") for number in range(len(parts))]
-    return Shards(Listing(shards, field=field), str(folder), classes)
+    return Shards(ShardList(shards, field=field), str(folder), classes)
 
 
 def content(source: Shards, index: int) -> bytes:
@@ -88,7 +99,7 @@ def test_every_sample_that_tarfile_finds(wanted: list[tuple[str, bytes, int]], f
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "0.tar")
         pack(path, members, form)
-        found = {sample.key: sample for sample in module._samples(Listing([path]), 0)}
+        found = {sample.key: sample for sample in module._samples(ShardList([path]), 0)}
         assert {os.fsdecode(key) for key in found} == {key for key, *_ in wanted}
         with tarfile.open(path) as tar:
             for key, image, label in wanted:
@@ -160,10 +171,10 @@ def test_a_truncated_shard_never_goes_unnoticed(cut: int) -> None:
             end = max(member.offset_data + 512 for member in tar)
         path.write_bytes(path.read_bytes()[:cut])
         if cut >= end + 512:  # behind the zeros that end it
-            assert len(module._samples(Listing([str(path)]), 0)) == 3
+            assert len(module._samples(ShardList([str(path)]), 0)) == 3
         else:
             with pytest.raises(ValueError, match=r"shard .*0\.tar is damaged: .*; make or download it again"):
-                module._samples(Listing([str(path)]), 0)
+                module._samples(ShardList([str(path)]), 0)
 
 
 def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
@@ -172,7 +183,7 @@ def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
     damaged[damaged.index(b"0001.png")] ^= 1
     (tmp_path / "0.tar").write_bytes(damaged)
     with pytest.raises(ValueError, match="is damaged: its end is missing"):
-        Shards(Listing([str(tmp_path / "0.tar")]), str(tmp_path))
+        Shards(ShardList([str(tmp_path / "0.tar")]), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,7 @@ def test_an_empty_shard_among_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train_split": "train-{0..4}.tar"}, r"2 of 5 shards are not there, such as .*train-3\.tar"),
+        ({"train_split": "train-{0..4}.tar"}, r"2 of 5 shards are missing, such as .*train-3\.tar"),
         ({"train_split": "train"}, "no shards are known as 'train' .* has no _info.json.*; name them: --train-split"),
         ({"train_split": "train-{0..2}.tar|many"}, "a number of samples should follow"),
         ({"train_split": "train-{0..2}.tar|33"}, "32 samples in .* but 33 are expected"),
@@ -271,29 +282,88 @@ def test_shards_are_scanned_once(photos: Data, monkeypatch: pytest.MonkeyPatch) 
         patched.setattr(module, "_scan", None)
         again = open_source(photos, "train")
     assert isinstance(again, Shards)
-    assert isinstance(again.samples, np.memmap)
+    assert again.index.file is not None
     assert again.samples.tolist() == first.samples.tolist()
 
 
+def index_file(source: Shards) -> Path:
+    assert source.index.file is not None
+    return source.index.file
+
+
 def test_other_shards_are_scanned_again(photos: Data) -> None:
-    index = Path(open_source(photos, "train").samples.filename)
-    other = Path(open_source(photos, "val").samples.filename)
-    pack(Path(photos.root, "train-1.tar"), samples(range(40, 47)))  # as large
+    """Even if they have the same size and time, as reproducible archives do."""
+    shard = Path(photos.root, "train-1.tar")
+    os.utime(shard, (1, 1))
+    train, val = (index_file(open_source(photos, split)) for split in ("train", "val"))
+    before, size = val.read_bytes(), shard.stat().st_size
+    time.sleep(0.02)  # longer than a file system's clock takes to move on
+    pack(shard, samples(range(40, 47)))
+    os.utime(shard, (1, 1))
+    assert shard.stat().st_size == size
     source = open_source(photos, "train")
     assert source.key(13) == "0040"
-    assert not index.exists()
-    assert other.exists()
-    assert Path(source.samples.filename).parent == index.parent
-    assert Path(photos.root).resolve() not in index.parents
+    assert index_file(source) == train
+    assert val.read_bytes() == before
+    assert Path(photos.root).resolve() not in train.parents
 
 
-@pytest.mark.parametrize("length", [0, 50, 300])
-def test_a_damaged_index_is_made_again(photos: Data, length: int) -> None:
-    index = Path(open_source(photos, "train").samples.filename)
+@pytest.mark.parametrize(
+    ("rule", "other"),
+    [
+        ("FORMAT", 0),
+        ("IMAGES", ("png", "jpg")),
+        ("MEMBER", re.compile(module.MEMBER.pattern + "()")),
+        ("META", re.compile("0001")),
+    ],
+)
+def test_a_version_with_other_rules_scans_again(
+    photos: Data, rule: str, other: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = index_file(open_source(photos, "val")).read_bytes()
+    monkeypatch.setattr(module, rule, other)
+    assert index_file(open_source(photos, "val")).read_bytes() != before
+
+
+def test_a_damaged_index_is_made_again(photos: Data) -> None:
+    """Cut off anywhere, or with any bit flipped."""
+    index = index_file(open_source(photos, "val"))
     whole = index.read_bytes()
-    index.write_bytes(whole[:length])
-    assert len(open_source(photos, "train")) == 32
-    assert index.read_bytes() == whole
+    for place in range(0, len(whole), 5):
+        flipped = whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+        for damaged in (whole[:place], flipped):
+            index.write_bytes(damaged)
+            assert open_source(photos, "val").samples["label"].tolist() == [0, 1, 0, 1]
+            assert index.read_bytes() == whole
+
+
+def test_progress_of_a_long_scan(photos: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    open_source(photos, "train", lines.append)
+    assert not lines
+    monkeypatch.setattr(waiting, "SECONDS", -1.0)
+    open_source(photos, "train", lines.append)
+    assert not lines  # its index is cached
+    monkeypatch.setattr(module, "FORMAT", 0)
+    open_source(photos, "val", lines.append)
+    train = [f"indexed {done} of 3 shards of {photos.root} ..." for done in (1, 2, 3)]
+    assert lines == [*train, f"indexed 1 of 1 shards of {photos.root} ..."]
+
+
+@pytest.mark.usefixtures("_no_home")
+def test_without_a_home(photos: Data) -> None:
+    source = pickle.loads(pickle.dumps(open_source(photos, "train")))
+    assert (source.index.file, source.load(31)[1]) == (None, 1)
+
+
+def test_workers_of_a_run_whose_index_was_replaced_get_what_it_started_with(photos: Data) -> None:
+    source = open_source(photos, "train")
+    sent, before = pickle.dumps(source), source.samples.tolist()
+    pack(Path(photos.root, "train-2.tar"), samples([40]))
+    open_source(photos, "train")
+    assert pickle.loads(pickle.dumps(source)).samples.tolist() == source.samples.tolist() == before
+    with pytest.raises(ValueError, match="was replaced or removed while workers started"):
+        pickle.loads(sent)
 
 
 def test_a_cache_that_cannot_be_written(photos: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -493,7 +493,7 @@ def test_shards_have_the_labels_of_their_images(
     source = Folder(photos, "train")
     for shard, places in (("train-0", range(4)), ("train-1", range(4, 7)), ("val-0", range(2))):
         images = [(f"{source.key(place)}.png", Path(source.name(place)).read_bytes()) for place in places]
-        classes = [(f"{source.key(place)}.cls", b"%d" % source.samples[place][1]) for place in places]
+        classes = [(f"{source.key(place)}.cls", b"%d" % source.labels[place]) for place in places]
         pack(tmp_path / f"{shard}.tar", images + classes)
     where = ["--root", tmp_path, "--train-split", "train-{0..1}.tar", "--val-split", "val-0.tar"]
     out = tmp_path / "labels"

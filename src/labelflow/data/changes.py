@@ -6,7 +6,6 @@ Shapes: N files.
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from zipfile import BadZipFile
@@ -16,11 +15,11 @@ import numpy as np
 from numpy import ndarray
 
 from labelflow.data.index import Joined
+from labelflow.data.waiting import map_threads
 from labelflow.files import atomic_write, check_file, checksum, forget_file, has_file
 from labelflow.spec import printable
 
 RECORD = "data.npz"
-THREADS = 16  # that wait for files
 PATIENCE = 60  # seconds without a line
 QUICK = 5e-5  # seconds a file
 
@@ -142,8 +141,7 @@ def _in_parts(look: Callable[[slice], Values], count: int) -> Iterator[tuple[sli
         if time.monotonic() - begin > 0.1 + QUICK * part.stop:
             break
     rest = list(parts)
-    with ThreadPool(THREADS) as pool:
-        yield from zip(rest, pool.imap(look, rest), strict=True)
+    yield from zip(rest, map_threads(look, rest), strict=True)
 
 
 def size_and_time(path: str) -> tuple[int, int]:

@@ -20,7 +20,8 @@ import numpy as np
 from numpy import ndarray
 
 from labelflow.data.cache import cache_folder
-from labelflow.data.changes import THREADS, size_and_time
+from labelflow.data.changes import size_and_time
+from labelflow.data.waiting import THREADS
 from labelflow.files import atomic_write
 
 UNREADABLE, ROTATED, ANIMATED, TRANSPARENT = 1, 2, 4, 8  # flags
@@ -44,9 +45,10 @@ class CheckedFiles:
     """The files of a folder as they were when they were read completely."""
 
     def __init__(self, root: Path | str) -> None:
-        self.folder = cache_folder(root) / "check"
+        cache = cache_folder(root)
+        self.folder = cache / "check" if cache else None
         self.prefix = os.path.join(Path(root), "")  # of paths; those below . may lack it
-        self.parts = sorted(self.folder.glob("[!.]*.npz"))
+        self.parts = sorted(self.folder.glob("[!.]*.npz")) if self.folder else []
         found = [part for part in map(_read, self.parts) if part]
         files = np.concatenate([np.zeros(0, FILE), *(files for files, _ in found)])
         _, last = np.unique(files["key"][::-1], return_index=True)  # of a file that was read again
@@ -90,6 +92,8 @@ class CheckedFiles:
 
     def add(self, files: ndarray, unreadable: Mapping[str, tuple[str, str]]) -> None:
         """Remember files that were read, (N,) FILE."""
+        if self.folder is None:
+            raise OSError("there is no home folder; set LABELFLOW_CACHE to a folder for it")
         self.folder.mkdir(parents=True, exist_ok=True)
         reasons = np.frombuffer(json.dumps(unreadable).encode(), np.uint8)
         path = self.folder / f"{time.time_ns():020d}-{os.getpid()}.npz"

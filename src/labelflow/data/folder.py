@@ -58,7 +58,7 @@ class Folder(Listed):
         seed: int = 0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """tell: hears of the progress, where it takes time to list the files."""
+        """tell: called with progress messages."""
         self.root = Path(root)
         if not self.root.is_dir():
             raise ValueError(

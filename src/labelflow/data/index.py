@@ -4,32 +4,27 @@ The index of a large folder is cached in a file, which is mapped into memory as 
 Shapes: N files, C class folders, S states.
 """
 
-import hashlib
 import os
-import time
-import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
-from multiprocessing.pool import ThreadPool
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy import ndarray
 
-from labelflow.data.cache import cache_folder
+from labelflow.data.cache import CachedBytes, cache_folder, map_cached, write_cached
+from labelflow.data.images import EXTENSIONS
 from labelflow.data.scan import State, images_below, is_folder, leads_nowhere, settled_state, state_of
-from labelflow.files import atomic_write
+from labelflow.data.waiting import map_threads, now_and_then
 from labelflow.spec import printable
 
-FORMAT = b"labelflow1"  # which digests depend on
-DIGEST = 32  # bytes
+FORMAT = 1  # of an index
 SMALL = 10_000  # files that are listed at once: their index is not cached
-THREADS = 16  # that wait for folders
-SECONDS = 3.0  # between two lines for people
+CHUNK = 16  # folders that a thread looks at
 PART = 10_000  # names that are decoded at once
 
 
@@ -50,20 +45,15 @@ WIDTHS = (8, 8, 8, 1, 1, 1)  # bytes
 class FileIndex:
     """The images in the class folders of a folder, sorted by class and name."""
 
-    def __init__(self, content: ndarray, file: Path | None = None) -> None:
-        self._content, self._file = np.asarray(content), file  # that it is mapped from, if it is
-        self._arrays = _unpack(self._content)
+    def __init__(self, content: CachedBytes) -> None:
+        self._content, self._arrays = content, _unpack(content.array)
         self.classes = _from_bytes(self._arrays.classes)
         self.starts: list[int] = self._arrays.starts.tolist()
 
     def __len__(self) -> int:
         return len(self._arrays.ends) - 1
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A spawned worker maps the file, unless a newer one has taken its place."""
-        digest = self._content[-DIGEST:].tobytes()
-        if self._file and _map(self._file, digest) is not None:
-            return _reopen, (self._file, digest)
+    def __reduce__(self) -> tuple[type["FileIndex"], tuple[CachedBytes]]:
         return FileIndex, (self._content,)
 
     def of_class(self, name: str) -> range:
@@ -89,8 +79,7 @@ class FileIndex:
     def is_current(self, folder: str) -> bool:
         """Whether nothing was added, removed or renamed since the folder was listed."""
         paths = [os.path.join(folder, path) for path in _from_bytes(self._arrays.paths)]
-        with ThreadPool(THREADS) as pool:
-            return np.array_equal(np.ravel(pool.map(state_of, paths)), self._arrays.states)
+        return np.array_equal(np.ravel(list(map_threads(state_of, paths, CHUNK))), self._arrays.states)
 
 
 class Paths(Sequence[str]):
@@ -149,21 +138,16 @@ class Joined(Sequence[str]):
 
 
 def open_index(folder: Path, tell: Callable[[str], None]) -> FileIndex:
-    """The images in all class folders of a folder. tell: hears of the progress, where it takes time."""
-    try:  # machines that share a home may have different folders there
-        file = cache_folder(folder) / f"files-{folder.stat().st_ino:x}.index"
-    except (OSError, RuntimeError):  # without a home
-        file = None
-    content = _map(file) if file else None
-    if content is not None:
-        index = FileIndex(content, file)
-        if index.is_current(str(folder)):
-            return index
-    content = _pack(_scan(str(folder), tell))
-    index = FileIndex(content)
-    if file and len(index) >= SMALL and (mapped := _write(content, file)) is not None:
-        return FileIndex(mapped, file)
-    return index
+    """The images in all class folders of a folder. tell: called with progress messages."""
+    cache, version = cache_folder(folder), (FORMAT, sorted(EXTENSIONS))
+    # machines that share a home may have different folders there
+    file = cache / f"files-{folder.stat().st_ino:x}.index" if cache else None
+    cached = map_cached(file, version)
+    if cached and (index := FileIndex(cached)).is_current(str(folder)):
+        return index
+    arrays = _scan(str(folder), tell)
+    is_small = len(arrays.ends) <= SMALL
+    return FileIndex(write_cached(_pack(arrays), None if is_small else file, version))
 
 
 class _ClassFiles(NamedTuple):
@@ -173,20 +157,17 @@ class _ClassFiles(NamedTuple):
 
 
 def _scan(folder: str, tell: Callable[[str], None]) -> Arrays:
-    """List all class folders, several at once: on a network, each of them takes a while to answer."""
+    """List all class folders, several at once."""
     states = [State("", settled_state(folder))]  # before it is listed
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     classes = sorted(entry.name for entry in entries if is_folder(entry))
     states += [State(entry.name, state_of(entry.path)) for entry in entries if leads_nowhere(entry)]
     found: list[_ClassFiles] = []
-    count, said = 0, time.monotonic()
-    with ThreadPool(THREADS) as pool:
-        for one in pool.imap(partial(_scan_class, folder), classes):
-            found.append(one)
-            count += len(one.ends)
-            if time.monotonic() - said > SECONDS:
-                said = time.monotonic()
-                tell(f"listed {count:,} files of {printable(folder)} ...")
+    count, tell = 0, now_and_then(tell)
+    for one in map_threads(partial(_scan_class, folder), classes):
+        found.append(one)
+        count += len(one.ends)
+        tell(f"listed {count:,} files of {printable(folder)} ...")
     lengths = np.array([len(one.names) for one in found], np.int64)
     before = np.cumsum(lengths) - lengths  # bytes
     states += chain.from_iterable(one.states for one in found)
@@ -208,10 +189,9 @@ def _scan_class(folder: str, name: str) -> _ClassFiles:
 
 
 def _pack(arrays: Arrays) -> ndarray:
-    """As in a file: the sizes, the arrays, and a digest of all that."""
+    """As in a file: the sizes and the arrays."""
     sizes = np.array([array.size for array in arrays], np.int64)
-    content = np.concatenate([array.view(np.uint8) for array in (sizes, *arrays)])
-    return np.concatenate([content, np.frombuffer(_digest(content), np.uint8)])
+    return np.concatenate([array.view(np.uint8) for array in (sizes, *arrays)])
 
 
 def _unpack(content: ndarray) -> Arrays:
@@ -221,38 +201,6 @@ def _unpack(content: ndarray) -> Arrays:
         arrays.append(array.view(np.int64) if width == 8 else array)
         begin += size * width
     return Arrays(*arrays)
-
-
-def _digest(content: ndarray) -> bytes:
-    return hashlib.blake2b(content.data, digest_size=DIGEST, person=FORMAT).digest()
-
-
-def _write(content: ndarray, file: Path) -> ndarray | None:
-    """Into the cache; mapped from there. None if that is not possible."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file, mark=f"-{uuid.uuid4().hex}") as draft:
-            content.tofile(draft)
-    except OSError:
-        return None
-    return _map(file, content[-DIGEST:].tobytes())
-
-
-def _map(file: Path, digest: bytes = b"") -> ndarray | None:
-    """The content of an index file; None if there is none, or a damaged or foreign one. digest: that it ends with;
-    otherwise it is computed, which reads the file."""
-    try:
-        content = np.memmap(file, np.uint8, "r")
-    except (OSError, ValueError):  # an empty file
-        return None
-    return content if content[-DIGEST:].tobytes() == (digest or _digest(content[:-DIGEST])) else None
-
-
-def _reopen(file: Path, digest: bytes) -> FileIndex:
-    content = _map(file, digest)
-    if content is None:
-        raise ValueError(f"{file} was replaced or removed while workers started; start again")
-    return FileIndex(content, file)
 
 
 def _to_bytes(names: Iterable[str]) -> ndarray:

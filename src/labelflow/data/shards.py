@@ -11,10 +11,8 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,18 +21,18 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from labelflow.data.cache import cache_folder
+from labelflow.data.cache import CachedBytes, cache_folder, map_cached, write_cached
 from labelflow.data.images import Decode, to_rgb
-from labelflow.files import atomic_write
+from labelflow.data.waiting import map_threads, now_and_then
+from labelflow.spec import printable
 
 IMAGES = ("jpg", "jpeg", "png", "webp")  # if a sample has several, the first of these
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key and suffix, as webdataset tells them apart
 META = re.compile(r"__[^/]*__($|/)")  # members that belong to no sample
-FORMAT = "1"  # of an index
-THREADS = 16  # that wait for shards
+FORMAT = 1  # of an index
 
 
-class Listing(NamedTuple):
+class ShardList(NamedTuple):
     """The shards of a split, and what is known of them beforehand."""
 
     shards: list[str]
@@ -62,9 +60,13 @@ class Sample(NamedTuple):
 class Shards:
     """The samples of shards, in their order. Classes are numbers; 0 of them: as many as the labels say."""
 
-    def __init__(self, listing: Listing, root: str, classes: int = 0) -> None:
+    def __init__(
+        self, listing: ShardList, root: str, classes: int = 0, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """tell: called with progress messages."""
         self.shards = listing.shards
-        self.samples = _read_index(listing, cache_folder(root))  # (N,)
+        self.index = _read_index(listing, cache_folder(root), tell)
+        self.samples = _unpack(self.index.array)  # (N,)
         where = self.shards[0] if len(self.shards) == 1 else f"{self.shards[0]} … {self.shards[-1]}"
         if not len(self.samples):
             raise ValueError(f"no samples in {where}: one is KEY.jpg (or {', '.join(IMAGES[1:])}) and KEY.cls")
@@ -103,18 +105,17 @@ class Shards:
 
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: the path of the index, not its contents."""
-        return {**vars(self), "samples": getattr(self.samples, "filename", self.samples)}
+        return {name: value for name, value in vars(self).items() if name != "samples"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        samples = state["samples"]
-        vars(self).update(state, samples=samples if isinstance(samples, ndarray) else np.load(samples, mmap_mode="r"))
+        vars(self).update(state, samples=_unpack(state["index"].array))
 
 
 def is_remote(place: str) -> bool:
     return len(urlsplit(place).scheme) > 1  # C:\\ is a drive
 
 
-def local_shards(root: str, split: str) -> Listing | None:
+def local_shards(root: str, split: str) -> ShardList | None:
     """Those of a split as timm takes it: names with braces, perhaps `|SAMPLES` after them, or a part that _info.json
     lists. None if they can only be read in order: because they lie elsewhere, or are compressed."""
     if is_remote(root):
@@ -125,7 +126,7 @@ def local_shards(root: str, split: str) -> Listing | None:
     if "tar" in names or ".." in names:
         from webdataset.shardlists import expand_urls
 
-        listing = Listing(expand_urls(names), int(samples or 0))
+        listing = ShardList(expand_urls(names), int(samples or 0))
     else:
         listing = _listed(root, names)
     shards = [os.path.join(root, name) for name in listing.shards]
@@ -134,14 +135,14 @@ def local_shards(root: str, split: str) -> Listing | None:
     return listing._replace(shards=shards)
 
 
-def _listed(root: str, split: str) -> Listing:
+def _listed(root: str, split: str) -> ShardList:
     """As _info.json says."""
     path = next((path for name in ("_info.json", "info.json") if (path := Path(root, name)).exists()), None)
     try:
         splits = json.loads(path.read_bytes())["splits"] if path else {}
         if split in splits:
             part = splits[split]
-            return Listing(list(part["filenames"]), int(part["num_samples"]), part.get("alt_label", ""))
+            return ShardList(list(part["filenames"]), int(part["num_samples"]), part.get("alt_label", ""))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} does not list shards as timm expects it: {error!r}") from None
     there = f"{path} lists {', '.join(splits) or 'none'}" if path else f"{root} has no _info.json"
@@ -151,45 +152,51 @@ def _listed(root: str, split: str) -> Listing:
     )
 
 
-def _read_index(listing: Listing, cache: Path) -> ndarray:
-    """(N,) of key, label, shard, offset and size. A file, which all workers share, and which is made again when a shard
-    is another; where it can't be written, an array in memory."""
+def _read_index(listing: ShardList, cache: Path | None, tell: Callable[[str], None]) -> CachedBytes:
+    """Where samples lie: from the cache, unless a shard has changed."""
     if missing := [shard for shard in listing.shards if not os.path.isfile(shard)]:
-        raise ValueError(f"{len(missing)} of {len(listing.shards)} shards are not there, such as {missing[0]}")
+        raise ValueError(f"{len(missing)} of {len(listing.shards)} shards are missing, such as {missing[0]}")
     status = [os.stat(shard) for shard in listing.shards]
-    which = _digest(map(os.path.realpath, listing.shards))
-    state = _digest([FORMAT, listing.field, *(f"{one.st_size} {one.st_mtime_ns}" for one in status)])
-    path = cache / f"shards-{which}-{state}.npy"
-    with suppress(OSError, ValueError, EOFError):  # not there, or damaged
-        return np.load(path, mmap_mode="r")
-    samples = _scan(listing)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path, mark=f".{os.getpid()}") as draft, open(draft, "wb") as file:
-            np.save(file, samples)
-        for other in {*cache.glob(f"shards-{which}-*.npy")} - {path}:
-            other.unlink(missing_ok=True)
-        return np.load(path, mmap_mode="r")
-    except OSError:
-        return samples
+    states = [(one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns) for one in status]
+    version = (FORMAT, IMAGES, MEMBER.pattern, META.pattern, states)
+    file = cache / f"shards-{_digest(listing)}.index" if cache else None
+    return map_cached(file, version) or write_cached(_pack(_scan(listing, tell)), file, version)
 
 
-def _digest(lines: Iterable[str]) -> str:
-    return hashlib.blake2b(os.fsencode("\n".join(lines)), digest_size=8).hexdigest()
+def _digest(listing: ShardList) -> str:
+    """Which shards these are. Machines that share a home may have different ones there, in different folders."""
+    paths = [os.path.realpath(shard) for shard in listing.shards]
+    folders = [str(os.stat(folder).st_ino) for folder in sorted({os.path.dirname(path) for path in paths})]
+    return hashlib.blake2b(os.fsencode("\n".join([listing.field, *folders, *paths])), digest_size=8).hexdigest()
 
 
-def _scan(listing: Listing) -> ndarray:
-    with ThreadPool(THREADS) as pool:
-        parts = pool.imap(partial(_samples, listing), range(len(listing.shards)))
-        samples = [sample for part in parts for sample in part]
+def _scan(listing: ShardList, tell: Callable[[str], None]) -> list[Sample]:
+    samples: list[Sample] = []
+    tell, count = now_and_then(tell), len(listing.shards)
+    for done, part in enumerate(map_threads(partial(_samples, listing), range(count)), 1):
+        samples += part
+        tell(f"indexed {done} of {count} shards of {printable(os.path.dirname(listing.shards[0]))} ...")
     if len({sample.key for sample in samples}) < len(samples):  # each shard counts anew
         names = [os.fsencode(os.path.basename(shard)) for shard in listing.shards]
         samples = [sample._replace(key=names[sample.shard] + b"/" + sample.key) for sample in samples]
-    width = max((len(sample.key) for sample in samples), default=1)
-    return np.array(samples, [("key", f"S{width}"), ("label", "i8"), ("shard", "i4"), ("offset", "i8"), ("size", "i8")])
+    return samples
 
 
-def _samples(listing: Listing, number: int) -> list[Sample]:
+def _pack(samples: list[Sample]) -> ndarray:
+    """As in a file: how many bytes a key takes, and the samples."""
+    width = np.array([max((len(sample.key) for sample in samples), default=1)], np.int64)
+    return np.concatenate([width.view(np.uint8), np.array(samples, _dtype(width.item())).view(np.uint8)])
+
+
+def _unpack(content: ndarray) -> ndarray:
+    return content[8:].view(_dtype(content[:8].view(np.int64).item()))
+
+
+def _dtype(width: int) -> np.dtype:
+    return np.dtype([("key", f"S{width}"), ("label", "i8"), ("shard", "i4"), ("offset", "i8"), ("size", "i8")])
+
+
+def _samples(listing: ShardList, number: int) -> list[Sample]:
     """Of one shard. Those with a label below 0 are left out, as timm does."""
     shard = listing.shards[number]
     images, texts = _members(shard)

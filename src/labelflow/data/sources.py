@@ -12,10 +12,12 @@ from PIL import Image
 from labelflow.data.folder import Folder
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.settings import Data
-from labelflow.data.shards import Listing, Shards, is_remote, local_shards
+from labelflow.data.shards import ShardList, Shards, is_remote, local_shards
 from labelflow.data.views import Source
 from labelflow.data.world import World
 from labelflow.spec import known, parse
+
+Tell = Callable[[str], None]  # called with progress messages
 
 
 class Indexed:
@@ -62,7 +64,7 @@ class Stream:
         return [shard for shard in self.shards if not is_remote(shard)]
 
 
-def _world(name: str, data: Data, split: str) -> Source:
+def _world(name: str, data: Data, split: str, tell: Tell) -> Source:
     """`world(train=8192, val=2048, seed=0, objects=1, scale=1.0)`"""
     lengths = {"train": 8192, "val": 2048}
     given = parse(data.source).arguments
@@ -75,7 +77,7 @@ def _world(name: str, data: Data, split: str) -> Source:
     return World(split, given.get(split, lengths[split]), size, **drawn)
 
 
-def _torchvision(name: str, data: Data, split: str) -> Source:
+def _torchvision(name: str, data: Data, split: str, tell: Tell) -> Source:
     """Downloaded if they are not there."""
     from torch.utils.data import ConcatDataset
     from torchvision import datasets
@@ -107,7 +109,7 @@ TORCHVISION: dict[str, tuple[str, dict[str, list[dict[str, Any]]]]] = {
 }
 
 
-def _hugging_face(name: str, data: Data, split: str) -> Source:
+def _hugging_face(name: str, data: Data, split: str, tell: Tell) -> Source:
     datasets = _import("datasets", "hfds/… needs Hugging Face's datasets: pip install datasets")
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
     classes = _hugging_face_classes(dataset.features, name)
@@ -133,7 +135,7 @@ def _hugging_face_classes(features: Any, name: str) -> list[str]:
     return list(features["label"].names)
 
 
-def _hugging_face_stream(name: str, data: Data, split: str) -> Stream:
+def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Stream:
     datasets = _import("datasets", "hfids/… needs Hugging Face's datasets: pip install datasets")
     from datasets.distributed import split_dataset_by_node
     from torch import distributed
@@ -160,21 +162,22 @@ def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
     return map(_hugging_face_pair, dataset)
 
 
-def _web_dataset(name: str, data: Data, split: str) -> Shards | Stream:
+def _web_dataset(name: str, data: Data, split: str, tell: Tell) -> Shards | Stream:
     listing = _local_shards(data, split)
     samples = data.train_samples if split == "train" else data.val_samples
     if listing is None:
         return _web_dataset_stream(data, split, samples)
     listing = listing._replace(samples=samples or listing.samples)
-    return Shards(listing, data.root, data.classes or (_training_classes(data) if split == "val" else 0))
+    classes = data.classes or (_training_classes(data, tell) if split == "val" else 0)
+    return Shards(listing, data.root, classes, tell)
 
 
-def _local_shards(data: Data, split: str) -> Listing | None:
+def _local_shards(data: Data, split: str) -> ShardList | None:
     _import("webdataset", "wds needs WebDataset: pip install webdataset")
     return local_shards(data.root, _split(data, split))
 
 
-def _training_classes(data: Data) -> int:
+def _training_classes(data: Data, tell: Tell) -> int:
     """As many as the training shards have; 0 if those are not here."""
     try:
         listing = _local_shards(data, "train")
@@ -182,7 +185,7 @@ def _training_classes(data: Data) -> int:
         return 0
     if listing is None or not all(map(os.path.exists, listing.shards)):
         return 0
-    return len(Shards(listing, data.root).classes)
+    return len(Shards(listing, data.root, tell=tell).classes)
 
 
 def _web_dataset_stream(data: Data, split: str, samples: int) -> Stream:
@@ -193,7 +196,7 @@ def _web_dataset_stream(data: Data, split: str, samples: int) -> Stream:
             data.root, split=_split(data, split), is_training=split == "train", num_samples=samples or None
         )
     except RuntimeError as error:  # timm does not know how many samples there are
-        raise ValueError(f"wds: {error} Say it with --train-samples and --val-samples") from None
+        raise ValueError(f"wds: {error} Pass --train-samples and --val-samples") from None
     if not data.classes:
         raise ValueError("wds: say how many classes there are, with --classes")
 
@@ -219,7 +222,7 @@ def _split(data: Data, split: str) -> str:
     return data.train_split if split == "train" else data.val_split
 
 
-SOURCES: dict[str, Callable[[str, Data, str], Source | Stream]] = {
+SOURCES: dict[str, Callable[[str, Data, str, Tell], Source | Stream]] = {
     "world": _world,
     "torch": _torchvision,
     "hfds": _hugging_face,
@@ -234,15 +237,16 @@ def is_named(source: str) -> bool:
     return prefix.partition("(")[0] in SOURCES and bool(name) == (prefix in ("torch", "hfds", "hfids"))
 
 
-def open_source(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source | Stream:
-    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder. tell: hears of progress."""
+def open_source(data: Data, split: str, tell: Tell = lambda line: None) -> Source | Stream:
+    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder. tell: called with progress
+    messages."""
     if is_named(data.source):
         prefix, _, name = data.source.partition("/")
-        return SOURCES[prefix.partition("(")[0]](name, data, split)
+        return SOURCES[prefix.partition("(")[0]](name, data, split, tell)
     return Folder(data.source, split, data.val_fraction, data.split_seed, tell)
 
 
-def open_map_style(data: Data, split: str, tell: Callable[[str], None] = lambda line: None) -> Source:
+def open_map_style(data: Data, split: str, tell: Tell = lambda line: None) -> Source:
     """The same, of samples that have names. A stream is refused before it asks for settings."""
     remote = data.source == "wds" and _local_shards(data, split) is None
     if remote or data.source.startswith("hfids/"):
