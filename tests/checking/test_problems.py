@@ -65,8 +65,8 @@ def test_limits_are_where_they_are_said_to_be() -> None:
     assert found == [("photos/1.jpg", "tiny", "15×16 pixels"), ("photos/3.jpg", "huge", "1000×2001 pixels")]
 
 
-def test_each_ending_stands_for_a_format() -> None:
-    for ending in EXTENSIONS:
+def test_each_extension_stands_for_a_format() -> None:
+    for extension in EXTENSIONS:
         listing, files = folder([(0, 0, 0, True)])
-        wrong = find_problems(listing._replace(paths=[f"a{ending.upper()}"]), files, 16, 50.0)
-        assert bool(wrong) == (ending not in (".jpg", ".jpeg"))
+        wrong = find_problems(listing._replace(paths=[f"a{extension.upper()}"]), files, 16, 50.0)
+        assert bool(wrong) == (extension not in (".jpg", ".jpeg"))

@@ -32,7 +32,7 @@ FAULTS = {
     ("train/cat/pixel\x1b.png", "tiny"),
     ("train/cat/thin.png", "tiny"),
     ("train/cat/huge.png", "huge"),
-    ("train/cat/png.jpg", "wrong ending"),
+    ("train/cat/png.jpg", "wrong extension"),
 }
 
 
@@ -54,7 +54,7 @@ def test_every_fault_is_found_and_nothing_else(found: DataCheck, planted: Path) 
     details = {(below(planted, one.file), one.problem): one.detail for one in found.problems}
     assert details["train/cat/again.jpg", "duplicate"] == "same contents as train/cat/1.jpg"
     assert details["train/cat/thin.png", "tiny"] == "200×15 pixels"
-    assert details["train/cat/png.jpg", "wrong ending"] == "a PNG file"
+    assert details["train/cat/png.jpg", "wrong extension"] == "a PNG file"
     assert details["train/cat/empty.jpg", "not an image"] == "the file is empty"
     assert not found.passed
 

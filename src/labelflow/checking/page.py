@@ -11,7 +11,7 @@ from numpy import ndarray
 from PIL import Image
 
 from labelflow.checking.listing import Listing
-from labelflow.checking.problems import DUPLICATES, KINDS, Problem, duplicates, readable
+from labelflow.checking.problems import DUPLICATES, KINDS, Finding, duplicates, readable
 from labelflow.checking.summary import Summary, aspects
 from labelflow.data.images import to_rgb
 from labelflow.html import bar_chart, data_uri, document, number, table
@@ -24,7 +24,7 @@ GROUPS = 24  # of duplicates
 BARS = 24
 
 
-def make_page(listing: Listing, rows: ndarray, problems: Sequence[Problem], summary: Summary) -> str:
+def make_page(listing: Listing, rows: ndarray, problems: Sequence[Finding], summary: Summary) -> str:
     """rows: (N,) FILE"""
     name = printable(listing.root.resolve().name)
     with warnings.catch_warnings():
@@ -73,7 +73,7 @@ def size_text(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def _problems(listing: Listing, problems: Sequence[Problem]) -> str:
+def _problems(listing: Listing, problems: Sequence[Finding]) -> str:
     """A card for each kind of them."""
     cards = []
     for kind, group in groupby(problems, key=lambda problem: problem.problem):

@@ -9,7 +9,7 @@ from typing import Any
 from labelflow.checking.files import examine_all
 from labelflow.checking.listing import list_images
 from labelflow.checking.page import make_page
-from labelflow.checking.problems import Problem, find_problems
+from labelflow.checking.problems import Finding, find_problems
 from labelflow.checking.summary import Summary, summarise
 from labelflow.data.checked import CheckedFiles
 from labelflow.files import atomic_write
@@ -25,7 +25,7 @@ class DataCheck(Page):
 
     folder: Path  # of the report
     summary: Summary  # what check.json holds
-    problems: list[Problem]
+    problems: list[Finding]
     new: int  # how many files were read; the others had not changed since an earlier check
 
     @property
@@ -81,7 +81,7 @@ def check_data(
         atomic_write(folder / "problems.csv") as draft,
         open(draft, "w", encoding="utf-8", newline="") as file,
     ):
-        writer = csv.DictWriter(file, Problem._fields, lineterminator="\n")
+        writer = csv.DictWriter(file, Finding._fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found.records)
     return found
