@@ -28,15 +28,16 @@ def encoded(mode: str, format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def with_orientation(orientation: int) -> bytes:
+def with_orientation(orientation: int, format: str = "JPEG") -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encoded("RGB", "JPEG", exif=exif)
+    return encoded("RGB", format, exif=exif)
 
 
 WHOLE = [
     *(encoded(mode, "JPEG", progressive=how) for mode in ("RGB", "L", "CMYK") for how in (False, True)),
     with_orientation(6),
+    with_orientation(6, "TIFF"),
     *(encoded("RGB", format) for format in ("PNG", "WEBP", "BMP", "TIFF", "PPM")),
     *(encoded("P", format) for format in ("PNG", "GIF")),
 ]
@@ -69,13 +70,14 @@ def test_the_verdict_is_that_of_training(
             assert (found.width, found.height) == size
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_sizes_are_those_that_training_sees(tmp_path: Path, orientation: int) -> None:
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(with_orientation(orientation))
+@pytest.mark.parametrize("format", ["JPEG", "TIFF", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_sizes_are_those_that_training_sees(tmp_path: Path, format: str, orientation: int) -> None:
+    path = tmp_path / "photo"
+    path.write_bytes(with_orientation(orientation, format))
     found = examine(str(path))
-    assert (found.width, found.height) == read(path).size
-    assert (found.flags & ROTATED > 0) == (orientation > 1)
+    assert (found.width, found.height) == read(path).size == ((48, 32) if orientation in range(5, 9) else (32, 48))
+    assert (found.flags & ROTATED > 0) == (orientation in range(2, 9))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy import ndarray
 from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
 
 from labelflow.data.checked import ANIMATED, FILE, ROTATED, TRANSPARENT, UNREADABLE, CheckedFiles, Reasons
-from labelflow.data.images import to_rgb
+from labelflow.data.images import orientation, to_rgb
 from labelflow.engine.progress import Counted
 
 SAVE_EVERY = 10.0  # seconds; a kill loses no more than that
@@ -52,12 +51,12 @@ def examine(path: str) -> Examined:
     try:
         with Image.open(io.BytesIO(data)) as image:
             found = found._replace(width=image.width, height=image.height, format=image.format or "", mode=image.mode)
-            image.draft(None, (1, 1))
-            to_rgb(image)
-            orientation = image.getexif().get(Base.Orientation, 1)
-            if orientation in range(5, 9):  # by a quarter
-                found = found._replace(width=found.height, height=found.width)
-            return found._replace(flags=_flags(image, rotated=orientation in range(2, 9)))
+            turned = orientation(image)  # before it is decoded, which turns a TIFF and forgets that
+            is_reduced = image.draft(None, (1, 1)) is not None
+            width, height = to_rgb(image).size
+            if is_reduced:
+                width, height = (found.height, found.width) if turned > 4 else (found.width, found.height)
+            return found._replace(width=width, height=height, flags=_flags(image, rotated=turned > 1))
     except Exception as error:  # damaged files make PIL raise all kinds of them
         kind, reason = _what_is_wrong(error, data)
         return found._replace(flags=UNREADABLE, kind=kind, reason=reason)

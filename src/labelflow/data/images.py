@@ -29,7 +29,7 @@ def read_or_refuse(path: Path | str) -> Image.Image:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Grey, palette, CMYK, 16-bit and transparent (on white) images in RGB, turned as their EXIF data says."""
     image.load()
-    if _orientation(image) != 1:
+    if orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # PIL would clip, not scale
         grey = np.asarray(image, dtype=np.float32)
@@ -42,8 +42,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def is_on_its_side(image: Image.Image) -> bool:
     """Whether EXIF data exchanges its width and height. The image need not be decoded."""
-    return _orientation(image) in (5, 6, 7, 8)
+    return orientation(image) in (5, 6, 7, 8)
 
 
-def _orientation(image: Image.Image) -> int:
-    return image.getexif().get(ExifTags.Base.Orientation, 1)
+def orientation(image: Image.Image) -> int:
+    """EXIF's, 1 to 8. The image need not be decoded."""
+    found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return found if found in range(1, 9) else 1
