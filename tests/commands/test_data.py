@@ -80,15 +80,18 @@ def test_torch_is_not_needed(photos: Path) -> None:
 def test_train_knows_what_was_found(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It does not look at those files again."""
+    """It looks only at files that could not be read."""
     (photos / "cat" / "3.png").write_bytes(b"")
     with pytest.raises(SystemExit):
         main(["data", "check", "photos"])
-    monkeypatch.setattr(unreadable, "check_file", lambda path: pytest.fail(path))
+    looked_at: list[str] = []
+    check_file = unreadable.check_file
+    monkeypatch.setattr(unreadable, "check_file", lambda path, **how: looked_at.append(path) or check_file(path, **how))
     model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
     small = ["--model", model, "--image-size", "16", "--batch", "2", "--workers", "0", "--epochs", "1"]
     assert main(["train", "small_vit_tl_align", "--data", "photos", "--out", "run", *small]) == 2
     said = capsys.readouterr().err
-    assert "cannot read photos/cat/3.png: the file is empty (none was allowed)" in said
+    assert "cannot read photos/cat/3.png: cannot identify image file (none was allowed)" in said
+    assert looked_at == ["photos/cat/3.png"]
     assert said.endswith("--skip-unreadable 1; labelflow data check photos finds all such files\n")
     assert not Path("run").exists()

@@ -53,6 +53,7 @@ def check_data(
     min_side: int = 16,
     max_megapixels: float = 50.0,
     workers: int = -1,
+    reread: bool = False,
     quiet: bool = False,
 ) -> DataCheck:
     """Read all images of a folder, but for those that an earlier check has read, and report what is wrong with them, as
@@ -60,6 +61,7 @@ def check_data(
 
     out: the folder of the report; checks/NAME by default. min_side: images with a shorter side are tiny.
     max_megapixels: larger images are huge. workers: threads that read images; -1: one for each core, at most 16.
+    reread: read all files again, also those that have not changed since an earlier check.
     """
     if min_side < 0 or max_megapixels <= 0:
         raise ValueError(f"min_side must be ≥ 0 and max_megapixels > 0, not {min_side} and {max_megapixels}")
@@ -72,7 +74,7 @@ def check_data(
         raise ValueError(f"{folder} lies within the images and would become a part of them; choose another --out")
     listing = list_images(root)
     threads = workers if workers > 0 else min(MOST_THREADS, core_count())
-    files = examine_all(CheckedFiles(listing.root), listing.paths, threads, quiet)
+    files = examine_all(CheckedFiles(listing.root), listing.paths, threads, quiet, reread)
     problems = find_problems(listing, files, min_side, max_megapixels)
     found = DataCheck(folder, summarise(listing, files.rows, problems), problems, files.new)
     save(found.page, make_page(listing, files.rows, problems, found.summary))

@@ -21,6 +21,7 @@ def check(
     min_side: int = 16,
     max_megapixels: float = 50.0,
     workers: int = -1,
+    reread: bool = False,
     as_json: bool = False,
 ) -> None:
     """Read all images of a folder, and report what is wrong with them. The exit code is 1 if something would stop or
@@ -32,16 +33,26 @@ def check(
         min_side: Images with a shorter side are reported as tiny.
         max_megapixels: Larger images are reported as huge.
         workers: Threads that read images; -1: one for each core, at most 16.
+        reread: Read all files again, also those that have not changed since an earlier check.
         as_json: Print JSON instead of a table.
     """
     from labelflow.checking.run import check_data
 
     try:
         found = check_data(
-            folder, out, min_side=min_side, max_megapixels=max_megapixels, workers=workers, quiet=as_json
+            folder,
+            out,
+            min_side=min_side,
+            max_megapixels=max_megapixels,
+            workers=workers,
+            reread=reread,
+            quiet=as_json,
         )
     except KeyboardInterrupt:
-        print("labelflow: interrupted. Run the same command again to resume", file=sys.stderr)
+        print(
+            f"labelflow: interrupted. Run the same command again to {'start over' if reread else 'resume'}",
+            file=sys.stderr,
+        )
         raise SystemExit(130) from None
     if as_json:
         print(json.dumps(found.summary))
