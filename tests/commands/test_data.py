@@ -29,6 +29,7 @@ def test_sound_images(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "photos"]) == 0
     out = capsys.readouterr().out
     assert "6 images of 2 classes" in out
+    assert "shorter side 20 pixels\nformats: PNG 6; colours: RGB 6\n" in out
     assert "no problems found" in out
     assert "checks/photos/report.html" in out
     assert {path.name for path in Path("checks/photos").iterdir()} == {"report.html", "check.json", "problems.csv"}
@@ -48,6 +49,26 @@ def test_warnings_do_not_fail_and_errors_do(photos: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["data", "check", "photos", "--as-json"])
     assert json.loads(capsys.readouterr().out)["problems"] == {"not an image": {"level": "error", "count": 1}}
+
+
+def test_sides_and_special_images(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("LA", (30, 40)).save(photos / "cat" / "3.png")
+    assert main(["data", "check", "photos"]) == 0
+    out = capsys.readouterr().out
+    assert "shorter sides of 20 to 30 pixels, median 20\nformats: PNG 7; colours: RGB 6, grey 1; special: tran" in out
+
+
+def test_a_report_never_lies_within_the_images(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos)
+    assert main(["data", "check", "."]) == 0
+    assert (photos.parent / "checks" / "photos" / "report.html").is_file()
+    assert main(["data", "check", ".", "--out", "report"]) == 2
+    assert f"report lies within the images and would become a part of them; try --out {photos.parent}" in (
+        capsys.readouterr().err
+    )
+    assert sorted(path.name for path in photos.iterdir()) == ["cat", "dog"]
 
 
 def test_bad_input_is_one_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

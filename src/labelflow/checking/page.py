@@ -14,6 +14,7 @@ from labelflow.checking.listing import Listing
 from labelflow.checking.problems import DUPLICATES, KINDS, Finding, duplicates, readable
 from labelflow.checking.summary import Summary, aspects
 from labelflow.data.images import to_rgb
+from labelflow.data.scan import below
 from labelflow.html import bar_chart, data_uri, document, number, table
 from labelflow.spec import printable
 
@@ -80,7 +81,7 @@ def _problems(listing: Listing, problems: Sequence[Finding]) -> str:
         found = list(group)
         level, about = KINDS[kind]
         shown = [] if kind in DUPLICATES else [_thumbnail(one.file, one.detail) for one in found[:SHOWN]]
-        names = [(printable(listing.below(one.file)), printable(one.detail)) for one in found[:NAMES]]
+        names = [(printable(below(one.file, listing.root)), printable(one.detail)) for one in found[:NAMES]]
         more = f'<p class="note">and {len(found) - NAMES:,} more in problems.csv</p>' if len(found) > NAMES else ""
         cards.append(
             f'<figure class="finding {level}"><h3>{escape(kind.capitalize())} <small>{len(found):,}</small></h3>'
@@ -98,7 +99,7 @@ def _duplicates(listing: Listing, rows: ndarray) -> str:
     worst = sorted(range(len(groups)), key=lambda index: -homes[index])[:GROUPS]
     entries = []
     for group in (groups[index] for index in worst):
-        names = "<br>".join(escape(printable(listing.below(listing.paths[place]))) for place in group[:NAMES])
+        names = "<br>".join(escape(printable(below(listing.paths[place], listing.root))) for place in group[:NAMES])
         more = f"<br>and {len(group) - NAMES:,} more" if len(group) > NAMES else ""
         entries.append(f'<div class="same">{_thumbnail(listing.paths[group[0]])}<small>{names}{more}</small></div>')
     shown = f"{len(worst)} of {len(groups):,} groups" if len(groups) > len(worst) else f"{len(groups):,} groups"

@@ -13,9 +13,13 @@ from numpy import ndarray
 from labelflow.checking.files import DAMAGED, INACCESSIBLE, NOT_AN_IMAGE, TOO_LARGE, Files
 from labelflow.checking.listing import Listing
 from labelflow.data.checked import UNREADABLE
+from labelflow.data.folder import check_utf8
+from labelflow.data.scan import below
 
 DUPLICATES = SEVERAL_CLASSES, LEAK, DUPLICATE = "in several classes", "in train and val", "duplicate"
-TINY, HUGE, WRONG_EXTENSION, NOT_IN_VAL = "tiny", "huge", "wrong extension", "class not in val"
+TINY, HUGE, WRONG_EXTENSION = "tiny", "huge", "wrong extension"
+NO_SPLIT, NO_CLASSES, EMPTY_CLASS = "train or val missing", "no class folders", "empty class"
+NOT_IN_TRAIN, NOT_IN_VAL, NOT_UTF8 = "class not in train", "class not in val", "name not UTF-8"
 
 
 class Kind(NamedTuple):
@@ -26,6 +30,11 @@ class Kind(NamedTuple):
 
 
 KINDS = {
+    NO_SPLIT: Kind("error", "Training needs train and val, or class folders only."),
+    NO_CLASSES: Kind("error", "Training needs a folder of images for each class."),
+    EMPTY_CLASS: Kind("error", "The class folder has no images; training refuses it."),
+    NOT_IN_TRAIN: Kind("error", "The class is in val, but not in train; training refuses it."),
+    NOT_UTF8: Kind("error", "The name of the class folder is not UTF-8; training refuses it."),
     INACCESSIBLE: Kind("error", "The file can’t be opened; training stops at it."),
     NOT_AN_IMAGE: Kind("error", "The file has an image extension but is not an image; training stops at it."),
     DAMAGED: Kind("error", "The file is truncated or broken; training stops at it."),
@@ -61,7 +70,8 @@ def find_problems(listing: Listing, files: Files, min_side: int, max_megapixels:
         *_duplicates(listing, files.rows),
         *_sizes(listing, files.rows, min_side, max_megapixels),
         *_wrong_extensions(listing, files.rows),
-        *_classes_not_in_val(listing),
+        *_splits(listing),
+        *_classes(listing),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
     return sorted(found, key=lambda problem: order[problem.problem])
@@ -90,10 +100,11 @@ def _unreadable(listing: Listing, files: Files) -> Iterator[Finding]:
 def _duplicates(listing: Listing, rows: ndarray) -> Iterator[Finding]:
     """Each file but the first of a group, compared with the first."""
     for first, *others in duplicates(rows):
-        detail = f"same contents as {listing.below(listing.paths[first])}"
+        detail = f"same contents as {below(listing.paths[first], listing.root)}"
         for place in others:
             kinds = []
-            if listing.labels[place] != listing.labels[first]:
+            one, other = listing.labels[[place, first]].tolist()
+            if one != other and min(one, other) >= 0:
                 kinds.append(SEVERAL_CLASSES)
             if listing.parts[place] != listing.parts[first]:
                 kinds.append(LEAK)
@@ -116,8 +127,29 @@ def _wrong_extensions(listing: Listing, rows: ndarray) -> Iterator[Finding]:
             yield Finding(path, WRONG_EXTENSION, f"a {format.decode()} file")
 
 
-def _classes_not_in_val(listing: Listing) -> Iterator[Finding]:
-    if "val" in listing.splits:
-        counts = listing.class_counts()[:, list(listing.splits).index("val")]
-        for label in np.flatnonzero(counts == 0).tolist():
-            yield Finding(str(listing.splits["val"] / listing.classes[label]), NOT_IN_VAL, "no images")
+def _splits(listing: Listing) -> Iterator[Finding]:
+    if len(listing.splits) == 1 and "" not in listing.splits:
+        (there,) = listing.splits
+        missing = "val" if there == "train" else "train"
+        yield Finding(str(listing.root / missing), NO_SPLIT, f"there is {there} only")
+    for (split, folder), count in zip(listing.splits.items(), listing.class_counts().sum(0).tolist(), strict=True):
+        if split and not count:
+            yield Finding(str(folder), NO_CLASSES, "no images in class folders")
+
+
+def _classes(listing: Listing) -> Iterator[Finding]:
+    counts = listing.class_counts()  # (classes, splits)
+    for part, (split, folder) in enumerate(listing.splits.items()):
+        is_empty = counts[:, part] == 0
+        if split and is_empty.all():  # told above
+            continue
+        for label in np.flatnonzero(is_empty).tolist():
+            place = folder / listing.classes[label]
+            kind = NOT_IN_VAL if split == "val" else EMPTY_CLASS if place.is_dir() else NOT_IN_TRAIN
+            yield Finding(str(place), kind, "no images")
+    for name in listing.classes:
+        try:
+            check_utf8(name)
+        except ValueError:
+            folders = (folder / name for folder in listing.splits.values())
+            yield from (Finding(str(place), NOT_UTF8, "rename it") for place in folders if place.is_dir())
