@@ -59,4 +59,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(cat / "4.jpg", val / "dog" / "both.jpg")
     (root / "train" / "owl").mkdir()
     noise(9).save(root / "train" / "owl" / "1.jpg")
+    (root / "train" / "empty").mkdir()
+    for number, place in enumerate((val / "fox", root / "train" / os.fsdecode(b"caf\xe9"))):
+        place.mkdir()
+        noise(20 + number).save(place / "1.jpg")
     return root

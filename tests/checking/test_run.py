@@ -28,11 +28,16 @@ FAULTS = {
     ("val/dog/both.jpg", "in train and val"),
     ("val/cat/leaked.jpg", "in train and val"),
     ("train/cat/again.jpg", "duplicate"),
+    ("train/empty", "empty class"),
+    ("val/empty", "class not in val"),
+    ("train/fox", "class not in train"),
+    ("train/caf\udce9", "name not UTF-8"),
+    ("val/caf\udce9", "class not in val"),
     ("val/owl", "class not in val"),
     ("train/cat/pixel\x1b.png", "tiny"),
     ("train/cat/thin.png", "tiny"),
     ("train/cat/huge.png", "huge"),
-    ("train/cat/png.jpg", "wrong ending"),
+    ("train/cat/png.jpg", "wrong extension"),
 }
 
 
@@ -54,7 +59,7 @@ def test_every_fault_is_found_and_nothing_else(found: DataCheck, planted: Path) 
     details = {(below(planted, one.file), one.problem): one.detail for one in found.problems}
     assert details["train/cat/again.jpg", "duplicate"] == "same contents as train/cat/1.jpg"
     assert details["train/cat/thin.png", "tiny"] == "200×15 pixels"
-    assert details["train/cat/png.jpg", "wrong ending"] == "a PNG file"
+    assert details["train/cat/png.jpg", "wrong extension"] == "a PNG file"
     assert details["train/cat/empty.jpg", "not an image"] == "the file is empty"
     assert not found.passed
 
@@ -65,8 +70,15 @@ def test_the_numbers(found: DataCheck, planted: Path) -> None:
     files = [path for path in planted.rglob("*.*") if path.is_file()]
     assert (summary["images"], summary["readable"]) == (len(files) + 1, len(files) - 7)  # one leads nowhere
     assert summary["bytes"] == sum(path.stat().st_size for path in files)
-    assert summary["splits"] == {"train": len(files) + 1 - 6, "val": 6}
-    assert summary["classes"] == {"cat": len(files) + 1 - 11, "dog": 10, "owl": 1}
+    assert summary["splits"] == {"train": len(files) + 1 - 7, "val": 7}
+    assert summary["classes"] == {
+        "cat": len(files) + 1 - 13,
+        "dog": 10,
+        "owl": 1,
+        "fox": 1,
+        "empty": 0,
+        "caf\udce9": 1,
+    }
     assert summary["shorter_side"] == {"least": 1, "median": 30, "most": 6000}
     assert summary["special"] == {"rotated by EXIF": 1, "animated or of several pages": 1, "transparent": 1}
     assert {name: summary["colours"][name] for name in ("CMYK", "16 or 32 bits", "black and white")} == {
@@ -91,7 +103,7 @@ def test_the_page_is_small_and_shows_what_can_be_shown(found: DataCheck) -> None
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
     assert "escape\\x1b[2J.jpg" in page
     assert "caf\\udce9.jpg" in page
-    for kind in KINDS:
+    for _, kind in FAULTS:
         assert f"<h3>{kind.capitalize()}" in page
     shown = re.findall(r'title="([^"]+)" src="data:image/jpeg', page)
     assert {"pixel\\x1b.png", "huge.png", "png.jpg", "2.jpg", "3.jpg"} <= {Path(name).name for name in shown}
@@ -99,11 +111,14 @@ def test_the_page_is_small_and_shows_what_can_be_shown(found: DataCheck) -> None
     assert found._repr_html_().startswith("<iframe")
 
 
-def test_the_next_check_reads_nothing_and_says_the_same(found: DataCheck, planted: Path, tmp_path: Path) -> None:
+def test_the_next_check_reads_what_could_not_be_read_and_says_the_same(
+    found: DataCheck, planted: Path, tmp_path: Path
+) -> None:
     again = lf.check_data(planted, out=tmp_path / "out", quiet=True)
-    assert (found.new, again.new) == (found.summary["images"], 1)  # the file that could not be opened
+    assert (found.new, again.new) == (found.summary["images"], 8)  # perhaps these can be read now
     for name in ("report.html", "check.json", "problems.csv"):
         assert (again.folder / name).read_bytes() == (found.folder / name).read_bytes()
+    assert lf.check_data(planted, out=tmp_path / "out", reread=True, quiet=True).new == found.new
     assert len(lf.check_data(planted, out=tmp_path / "out", min_side=0, quiet=True).problems) == len(FAULTS) - 2
 
 
@@ -142,7 +157,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
         ({"min_side": -1}, "min_side must be ≥ 0"),
         ({"max_megapixels": 0}, "max_megapixels > 0"),
         ({"workers": 0}, "workers must be at least 1, or -1"),
-        ({"out": "photos/check"}, "photos/check lies within the images"),
+        ({"out": "photos/check"}, "photos/check lies within the images .* try --out /.*/checks/photos$"),
         ({"out": "file"}, "file is not a folder"),
     ],
 )

@@ -29,6 +29,7 @@ def test_sound_images(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "photos"]) == 0
     out = capsys.readouterr().out
     assert "6 images of 2 classes" in out
+    assert "shorter side 20 pixels\nformats: PNG 6; colours: RGB 6\n" in out
     assert "no problems found" in out
     assert "checks/photos/report.html" in out
     assert {path.name for path in Path("checks/photos").iterdir()} == {"report.html", "check.json", "problems.csv"}
@@ -48,6 +49,26 @@ def test_warnings_do_not_fail_and_errors_do(photos: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["data", "check", "photos", "--as-json"])
     assert json.loads(capsys.readouterr().out)["problems"] == {"not an image": {"level": "error", "count": 1}}
+
+
+def test_sides_and_special_images(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("LA", (30, 40)).save(photos / "cat" / "3.png")
+    assert main(["data", "check", "photos"]) == 0
+    out = capsys.readouterr().out
+    assert "shorter sides of 20 to 30 pixels, median 20\nformats: PNG 7; colours: RGB 6, grey 1; special: tran" in out
+
+
+def test_a_report_never_lies_within_the_images(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos)
+    assert main(["data", "check", "."]) == 0
+    assert (photos.parent / "checks" / "photos" / "report.html").is_file()
+    assert main(["data", "check", ".", "--out", "report"]) == 2
+    assert f"report lies within the images and would become a part of them; try --out {photos.parent}" in (
+        capsys.readouterr().err
+    )
+    assert sorted(path.name for path in photos.iterdir()) == ["cat", "dog"]
 
 
 def test_bad_input_is_one_line(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,15 +101,18 @@ def test_torch_is_not_needed(photos: Path) -> None:
 def test_train_knows_what_was_found(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It does not look at those files again."""
+    """It looks only at files that could not be read."""
     (photos / "cat" / "3.png").write_bytes(b"")
     with pytest.raises(SystemExit):
         main(["data", "check", "photos"])
-    monkeypatch.setattr(unreadable, "check_file", lambda path: pytest.fail(path))
+    looked_at: list[str] = []
+    check_file = unreadable.check_file
+    monkeypatch.setattr(unreadable, "check_file", lambda path, **how: looked_at.append(path) or check_file(path, **how))
     model = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
     small = ["--model", model, "--image-size", "16", "--batch", "2", "--workers", "0", "--epochs", "1"]
     assert main(["train", "small_vit_tl_align", "--data", "photos", "--out", "run", *small]) == 2
     said = capsys.readouterr().err
-    assert "cannot read photos/cat/3.png: the file is empty (none was allowed)" in said
+    assert "cannot read photos/cat/3.png: cannot identify image file (none was allowed)" in said
+    assert looked_at == ["photos/cat/3.png"]
     assert said.endswith("--skip-unreadable 1; labelflow data check photos finds all such files\n")
     assert not Path("run").exists()

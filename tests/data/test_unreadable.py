@@ -63,6 +63,15 @@ def test_files_that_were_cut_off(tmp_path: Path, ending: str) -> None:
     assert check_file(str(path)) is None
 
 
+def test_files_damaged_in_the_middle_have_to_be_read_completely(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    Image.fromarray(PIXELS).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000] + bytes(100) + whole[1100:])
+    assert check_file(str(path)) is None
+    assert check_file(str(path), completely=True) is not None
+
+
 def test_it_goes_on_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = Event()
 
@@ -89,14 +98,34 @@ def test_what_a_check_has_read_is_not_looked_at_again(tmp_path: Path, monkeypatc
     check_data(tmp_path / "photos", out=tmp_path / "out", quiet=True)
     paths[2].write_text("broken since then")
     paths[3].write_bytes(paths[3].read_bytes())  # another time
-    looked_at: list[str] = []
-    monkeypatch.setattr(unreadable, "check_file", lambda path: looked_at.append(path) or check_file(path))
-    for root, looks in (tmp_path / "photos", [paths[2], paths[3]]), (None, paths):
-        looked_at.clear()
+    looks: list[tuple[Path, bool]] = []
+
+    def look(path: str, completely: bool = False) -> Problem | None:
+        looks.append((Path(path), completely))
+        return check_file(path, completely)
+
+    monkeypatch.setattr(unreadable, "check_file", look)
+    with_check = [(paths[1], True), (paths[2], False), (paths[3], False)]
+    for root, expected in (tmp_path / "photos", with_check), (None, [(path, False) for path in paths]):
+        looks.clear()
         check = FileCheck(list(map(str, paths)), root)
         check.wait(60.0)
-        assert sorted(looked_at) == list(map(str, looks))
+        assert looks == expected
         found = {problem.name: str(problem) for problem in check.found()}
         assert found.keys() == {str(paths[1]), str(paths[2])}
         assert "truncated" in found[str(paths[1])]
         assert found[str(paths[2])] == f"{paths[2]}: cannot identify image file"
+
+
+def test_a_file_that_can_be_read_now_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "photos" / "1.jpg"
+    path.parent.mkdir()
+    Image.fromarray(PIXELS).save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+        found = check_data(path.parent, out=tmp_path / "out", quiet=True)
+        assert [one.problem for one in found.problems] == ["too large"]
+    check = FileCheck([str(path)], path.parent)
+    check.wait(60.0)
+    assert check.found() == []
+    assert check_data(path.parent, out=tmp_path / "out", quiet=True).passed

@@ -13,10 +13,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy import ndarray
 from PIL import Image, UnidentifiedImageError
-from PIL.ExifTags import Base
 
-from labelflow.data.checked import ANIMATED, FILE, ROTATED, TRANSPARENT, UNREADABLE, CheckedFiles, Reasons
-from labelflow.data.images import to_rgb
+from labelflow.data.checked import ANIMATED, FILE, ROTATED, TRANSPARENT, UNREADABLE, CheckedFiles, file_state
+from labelflow.data.images import orientation, to_rgb
 from labelflow.engine.progress import Counted
 
 SAVE_EVERY = 10.0  # seconds; a kill loses no more than that
@@ -27,7 +26,8 @@ class Examined(NamedTuple):
     """What a file is."""
 
     size: int = 0  # in bytes
-    time: int = 0  # when it was modified, in nanoseconds
+    modified: int = 0  # when, in nanoseconds
+    changed: int = 0
     content: int = 0  # a hash
     width: int = 0
     height: int = 0
@@ -43,21 +43,21 @@ def examine(path: str) -> Examined:
     too, and finds the same files damaged in half the time or less."""
     try:
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
+            state = file_state(os.fstat(file.fileno()))
             data = file.read()
     except (OSError, MemoryError) as error:
         return Examined(flags=UNREADABLE, kind=INACCESSIBLE, reason=getattr(error, "strerror", "") or "out of memory")
     content = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-    found = Examined(status.st_size, status.st_mtime_ns, content)
+    found = Examined(*state, content)
     try:
         with Image.open(io.BytesIO(data)) as image:
             found = found._replace(width=image.width, height=image.height, format=image.format or "", mode=image.mode)
-            image.draft(None, (1, 1))
-            to_rgb(image)
-            orientation = image.getexif().get(Base.Orientation, 1)
-            if orientation in range(5, 9):  # by a quarter
-                found = found._replace(width=found.height, height=found.width)
-            return found._replace(flags=_flags(image, rotated=orientation in range(2, 9)))
+            turned = orientation(image)  # before it is decoded, which turns a TIFF and forgets that
+            is_reduced = image.draft(None, (1, 1)) is not None
+            width, height = to_rgb(image).size
+            if is_reduced:
+                width, height = (found.height, found.width) if turned > 4 else (found.width, found.height)
+            return found._replace(width=width, height=height, flags=_flags(image, rotated=turned > 1))
     except Exception as error:  # damaged files make PIL raise all kinds of them
         kind, reason = _what_is_wrong(error, data)
         return found._replace(flags=UNREADABLE, kind=kind, reason=reason)
@@ -90,64 +90,59 @@ class Files(NamedTuple):
     new: int  # how many were read, because they were unknown
 
 
-def examine_all(checked: CheckedFiles, paths: Sequence[str], workers: int, quiet: bool) -> Files:
-    """Examine files by so many threads (decoding an image lets others work), except for those that are known."""
-    known = checked.find(paths)
-    rows = np.zeros(len(paths), FILE)  # key 0: not examined yet, or to be examined again
+def examine_all(
+    checked: CheckedFiles, paths: Sequence[str], workers: int, quiet: bool = False, reread: bool = False
+) -> Files:
+    """Examine files by so many threads (decoding an image lets others work), except for those that are known.
+
+    reread: those, too.
+    """
+    known = np.full(len(paths), -1) if reread else checked.find(paths)
+    rows = np.zeros(len(paths), FILE)
     rows[known >= 0] = checked.files[known[known >= 0]]
     new = np.flatnonzero(known < 0).tolist()
-    unreadable = {
-        place: checked.unreadable[checked.name(paths[place])]
-        for place in np.flatnonzero(rows["flags"] & UNREADABLE).tolist()
-    }
-    files = Files(rows, unreadable, len(new))
+    unreadable = {}
     with (
         Counted("checking", "images", len(paths), quiet=quiet) as progress,
-        Memory(checked, paths, files, progress.say) as memory,
+        Memory(checked, rows, progress.say) as memory,
     ):
         progress.skip(len(paths) - len(new))
         with warnings.catch_warnings(), ThreadPool(workers) as pool:
             warnings.simplefilter("ignore")  # PIL's, of odd metadata and large images
             for place, found in zip(new, pool.imap(examine, (paths[place] for place in new), chunksize=4), strict=True):
                 *facts, kind, reason = found
-                lasting = kind != INACCESSIBLE
-                rows[place] = (checked.key(paths[place]) if lasting else 0, *facts)
+                rows[place] = (checked.key(paths[place]), *facts)
                 if kind:
                     unreadable[place] = kind, reason
-                if lasting:
-                    memory.add(place)
+                memory.add(place)
                 progress.advance(1)
         if new or len(checked.parts) > 1:
             memory.finish()
-    return files
+    return Files(rows, unreadable, len(new))
 
 
 class Memory:
     """Writes down what is found, now and then and at the end. Where that is impossible it says so, once."""
 
-    def __init__(self, checked: CheckedFiles, paths: Sequence[str], files: Files, tell: Callable[[str], None]) -> None:
-        self.checked, self.paths, self.files, self.tell = checked, paths, files, tell
+    def __init__(self, checked: CheckedFiles, rows: ndarray, tell: Callable[[str], None]) -> None:
+        self.checked, self.rows, self.tell = checked, rows, tell
         self.places: list[int] = []  # of files that are not written down yet
         self.saved, self.works = time.monotonic(), True
 
     def add(self, place: int) -> None:
         self.places.append(place)
         if time.monotonic() - self.saved > SAVE_EVERY:
-            self._write(self.checked.add, self.places)
+            self._write(self.checked.add, self.rows[self.places])
 
     def finish(self) -> None:
-        """All that is known, in one piece."""
-        self._write(self.checked.replace, np.flatnonzero(self.files.rows["key"]).tolist())
+        """All files, in one piece."""
+        self._write(self.checked.replace, self.rows)
 
-    def _write(self, how: Callable[[ndarray, Reasons], None], places: list[int]) -> None:
+    def _write(self, how: Callable[[ndarray], None], rows: ndarray) -> None:
         self.places, self.saved = [], time.monotonic()
-        reasons = self.files.unreadable
-        if self.works and places:
+        if self.works and len(rows):
             try:
-                how(
-                    self.files.rows[places],
-                    {self.checked.name(self.paths[place]): reasons[place] for place in places if place in reasons},
-                )
+                how(rows)
             except OSError as error:
                 self.works = False
                 self.tell(f"cannot remember what was checked, so the next check reads all files again: {error}")
@@ -156,4 +151,4 @@ class Memory:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._write(self.checked.add, self.places)
+        self._write(self.checked.add, self.rows[self.places])

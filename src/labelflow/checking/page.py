@@ -11,9 +11,10 @@ from numpy import ndarray
 from PIL import Image
 
 from labelflow.checking.listing import Listing
-from labelflow.checking.problems import DUPLICATES, KINDS, Problem, duplicates, readable
+from labelflow.checking.problems import DUPLICATES, KINDS, Finding, duplicates, readable
 from labelflow.checking.summary import Summary, aspects
 from labelflow.data.images import to_rgb
+from labelflow.data.scan import below
 from labelflow.html import bar_chart, data_uri, document, number, table
 from labelflow.spec import printable
 
@@ -24,7 +25,7 @@ GROUPS = 24  # of duplicates
 BARS = 24
 
 
-def make_page(listing: Listing, rows: ndarray, problems: Sequence[Problem], summary: Summary) -> str:
+def make_page(listing: Listing, rows: ndarray, problems: Sequence[Finding], summary: Summary) -> str:
     """rows: (N,) FILE"""
     name = printable(listing.root.resolve().name)
     with warnings.catch_warnings():
@@ -73,14 +74,14 @@ def size_text(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def _problems(listing: Listing, problems: Sequence[Problem]) -> str:
+def _problems(listing: Listing, problems: Sequence[Finding]) -> str:
     """A card for each kind of them."""
     cards = []
     for kind, group in groupby(problems, key=lambda problem: problem.problem):
         found = list(group)
         level, about = KINDS[kind]
         shown = [] if kind in DUPLICATES else [_thumbnail(one.file, one.detail) for one in found[:SHOWN]]
-        names = [(printable(listing.below(one.file)), printable(one.detail)) for one in found[:NAMES]]
+        names = [(printable(below(one.file, listing.root)), printable(one.detail)) for one in found[:NAMES]]
         more = f'<p class="note">and {len(found) - NAMES:,} more in problems.csv</p>' if len(found) > NAMES else ""
         cards.append(
             f'<figure class="finding {level}"><h3>{escape(kind.capitalize())} <small>{len(found):,}</small></h3>'
@@ -98,7 +99,7 @@ def _duplicates(listing: Listing, rows: ndarray) -> str:
     worst = sorted(range(len(groups)), key=lambda index: -homes[index])[:GROUPS]
     entries = []
     for group in (groups[index] for index in worst):
-        names = "<br>".join(escape(printable(listing.below(listing.paths[place]))) for place in group[:NAMES])
+        names = "<br>".join(escape(printable(below(listing.paths[place], listing.root))) for place in group[:NAMES])
         more = f"<br>and {len(group) - NAMES:,} more" if len(group) > NAMES else ""
         entries.append(f'<div class="same">{_thumbnail(listing.paths[group[0]])}<small>{names}{more}</small></div>')
     shown = f"{len(worst)} of {len(groups):,} groups" if len(groups) > len(worst) else f"{len(groups):,} groups"

@@ -4,12 +4,13 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from labelflow.checking.files import examine_all
 from labelflow.checking.listing import list_images
 from labelflow.checking.page import make_page
-from labelflow.checking.problems import Problem, find_problems
+from labelflow.checking.problems import Finding, find_problems
 from labelflow.checking.summary import Summary, summarise
 from labelflow.data.checked import CheckedFiles
 from labelflow.files import atomic_write
@@ -25,7 +26,7 @@ class DataCheck(Page):
 
     folder: Path  # of the report
     summary: Summary  # what check.json holds
-    problems: list[Problem]
+    problems: list[Finding]
     new: int  # how many files were read; the others had not changed since an earlier check
 
     @property
@@ -53,26 +54,25 @@ def check_data(
     min_side: int = 16,
     max_megapixels: float = 50.0,
     workers: int = -1,
+    reread: bool = False,
     quiet: bool = False,
 ) -> DataCheck:
     """Read all images of a folder, but for those that an earlier check has read, and report what is wrong with them, as
     `labelflow data check` does.
 
-    out: the folder of the report; checks/NAME by default. min_side: images with a shorter side are tiny.
-    max_megapixels: larger images are huge. workers: threads that read images; -1: one for each core, at most 16.
+    out: the folder of the report; checks/NAME by default, beside the images if it would lie within them.
+    min_side: images with a shorter side are tiny. max_megapixels: larger images are huge.
+    workers: threads that read images; -1: one for each core, at most 16.
+    reread: read all files again, also those that have not changed since an earlier check.
     """
     if min_side < 0 or max_megapixels <= 0:
         raise ValueError(f"min_side must be ≥ 0 and max_megapixels > 0, not {min_side} and {max_megapixels}")
     if workers < 1 and workers != -1:
         raise ValueError(f"workers must be at least 1, or -1 for one on each core, not {workers}")
-    folder = Path(out or Path("checks") / Path(root).resolve().name)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; choose another --out")
-    if folder.resolve().is_relative_to(Path(root).resolve()):
-        raise ValueError(f"{folder} lies within the images and would become a part of them; choose another --out")
+    folder = _report_folder(root, out)
     listing = list_images(root)
     threads = workers if workers > 0 else min(MOST_THREADS, core_count())
-    files = examine_all(CheckedFiles(listing.root), listing.paths, threads, quiet)
+    files = examine_all(CheckedFiles(listing.root), listing.paths, threads, quiet, reread)
     problems = find_problems(listing, files, min_side, max_megapixels)
     found = DataCheck(folder, summarise(listing, files.rows, problems), problems, files.new)
     save(found.page, make_page(listing, files.rows, problems, found.summary))
@@ -81,7 +81,22 @@ def check_data(
         atomic_write(folder / "problems.csv") as draft,
         open(draft, "w", encoding="utf-8", newline="") as file,
     ):
-        writer = csv.DictWriter(file, Problem._fields, lineterminator="\n")
+        writer = csv.DictWriter(file, Finding._fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(found.records)
     return found
+
+
+def _report_folder(root: Path | str, out: Path | str | None) -> Path:
+    images = Path(root).resolve()
+    beside = images.parent / "checks" / images.name
+    folder = Path(out or Path("checks") / images.name)
+    if folder.resolve().is_relative_to(images):
+        if out:
+            raise ValueError(
+                f"{folder} lies within the images and would become a part of them; try --out {quote(str(beside))}"
+            )
+        folder = beside
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; choose another --out")
+    return folder

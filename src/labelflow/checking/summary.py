@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from labelflow.checking.listing import Listing
-from labelflow.checking.problems import KINDS, Problem, readable
+from labelflow.checking.problems import KINDS, Finding, readable
 from labelflow.data.checked import ANIMATED, ROTATED, TRANSPARENT
 
 Summary = dict[str, Any]
@@ -28,7 +28,7 @@ COLOURS = {  # by PIL's modes
 }
 
 
-def summarise(listing: Listing, rows: ndarray, problems: list[Problem]) -> Summary:
+def summarise(listing: Listing, rows: ndarray, problems: list[Finding]) -> Summary:
     """rows: (N,) FILE"""
     whole = rows[readable(rows)]
     counts = listing.class_counts()

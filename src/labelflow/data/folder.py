@@ -64,7 +64,7 @@ class Folder(Listed):
             raise ValueError(
                 f"there is no folder {self.root}; give one that holds a folder of images for each class: --data FOLDER"
             )
-        _check_utf8(str(root))
+        check_utf8(str(root))
         halves = {name: first_folder(self.root, names) for name, names in SPLITS.items()}
         whole = split == "val" and val_fraction == 1  # other data, to evaluate on
         if not whole and (halves["train"] is None) != (halves["val"] is None):
@@ -126,11 +126,11 @@ def _classes(root: Path) -> list[str]:
     if not names:
         raise ValueError(f"{root} has no class folders; it should hold one folder of images for each class")
     for name in names:
-        _check_utf8(name)
+        check_utf8(name)
     return names
 
 
-def _check_utf8(name: str) -> None:
+def check_utf8(name: str) -> None:
     """A run writes the names of its classes and of its data; those of files may be any bytes."""
     try:
         name.encode()

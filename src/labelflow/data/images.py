@@ -47,4 +47,5 @@ def is_on_its_side(image: Image.Image) -> bool:
 
 def orientation(image: Image.Image) -> int:
     """EXIF's, 1 to 8. The image need not be decoded."""
-    return image.getexif().get(ExifTags.Base.Orientation, 1)
+    found = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return found if found in range(1, 9) else 1

@@ -101,6 +101,15 @@ def _images_of(path: str) -> list[str]:
     return [path] if is_image(path) else []
 
 
+def below(path: str, folder: Path | str) -> str:
+    """The path as seen from the folder that it lies in. Paths below . may lack that.
+
+    >>> below("photos/cat/1.jpg", "photos"), below("cat/1.jpg", ".")
+    ('cat/1.jpg', 'cat/1.jpg')
+    """
+    return path.removeprefix(os.path.join(folder, ""))
+
+
 def is_image(file: str) -> bool:
     return os.path.splitext(file)[1].lower() in EXTENSIONS
 

@@ -1,6 +1,7 @@
 """Samples that cannot be read: counted while a model is trained, and looked for before."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,7 +57,7 @@ class FileCheck:
     """Looks at the files of images in the background.
 
     root: the folder that all of them lie in. What `labelflow data check` has read there, and has not changed since, is
-    not looked at again.
+    not looked at again. What it could not read comes first, and is read completely.
     """
 
     def __init__(self, paths: Sequence[str], root: Path | None = None, threads: int = 4) -> None:
@@ -77,30 +78,36 @@ class FileCheck:
         self._stopped = True
 
     def _look(self, paths: Sequence[str], root: Path | None, threads: int) -> None:
-        if root is not None:
-            checked = CheckedFiles(root)
-            for path, reason in checked.find_unreadable(paths).items():
-                self._new.put(Problem(path, reason))
-            paths = checked.find_new(paths)
         with ThreadPool(threads) as pool:
-            parts = [slice(first, first + 64) for first in range(0, len(paths), 64)]
-            for problems in pool.imap(lambda part: list(map(check_file, paths[part])), parts):
-                for problem in filter(None, problems):
-                    self._new.put(problem)
-                if self._stopped:
-                    break
+            if root is not None:
+                checked = CheckedFiles(root)
+                self._check(partial(check_file, completely=True), checked.find_unreadable(paths), pool)
+                paths = checked.find_new(paths)
+            self._check(check_file, paths, pool)
+
+    def _check(self, check: Callable[[str], Problem | None], paths: Sequence[str], pool: ThreadPool) -> None:
+        parts = [slice(first, first + 64) for first in range(0, len(paths), 64)]
+        for problems in pool.imap(lambda part: list(map(check, paths[part])), parts):
+            for problem in filter(None, problems):
+                self._new.put(problem)
+            if self._stopped:
+                break
 
 
-def check_file(path: str) -> Problem | None:
-    """What is wrong with a file, as far as its header and its end tell. One that ends strangely is decoded."""
+def check_file(path: str, completely: bool = False) -> Problem | None:
+    """What is wrong with a file, as far as its header and its end tell. One that ends strangely is decoded; completely:
+    any one."""
     try:
-        with Image.open(path) as image:
-            end = ENDS.get(image.format or "", b"")
-        with open(path, "rb") as file:
-            file.seek(-len(end), 2)
-            complete = file.read() == end
-        if not complete:
+        if completely or not _has_its_end(path):
             read(path)
     except Exception as error:  # damaged files make PIL raise all kinds of them
         return Problem(path, str(error))
     return None
+
+
+def _has_its_end(path: str) -> bool:
+    with Image.open(path) as image:
+        end = ENDS.get(image.format or "", b"")
+    with open(path, "rb") as file:
+        file.seek(-len(end), 2)
+        return file.read() == end
