@@ -327,6 +327,9 @@ class _Module(backend_registration._DummyBackendModule):
     def is_available(self) -> bool:
         return _Hook.available
 
+    def device_count(self) -> int:
+        return int(_Hook.available)
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
