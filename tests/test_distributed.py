@@ -80,7 +80,7 @@ def test_a_sharded_run_trains_as_one_process_does(results: dict[str, list[Any]],
         name: value.shape for name, value in model.state_dict().items()
     }
     for rank in results["fsdp_runs"]:
-        for metrics, close in zip(rank["metrics"], (1e-5, 1e-5, 2e-3), strict=True):
+        for metrics, close in zip(rank["metrics"], (1e-5, 1e-5, 3e-3), strict=True):
             found = [line for line in metrics if line["kind"] == "train"]
             for line, reference in zip(found, expected, strict=False):
                 assert_close(line["loss"], reference["loss"], atol=close, rtol=0)

@@ -84,7 +84,7 @@ def test_without_a_home_nothing_is_known(tmp_path: Path) -> None:
     path, *_ = folder(tmp_path / "photos", 1)
     checked = CheckedFiles(path.parent)
     with pytest.raises(OSError, match="no home folder; set LABELFLOW_CACHE"):
-        checked.add(row(checked, path), {})
+        checked.add(row(checked, path))
     assert checked.find_new([str(path)]) == [str(path)]
 
 
