@@ -218,7 +218,7 @@ class Plan(NamedTuple):
         return Plan(self.groups, *(part.to(device, non_blocking=True) for part in self[1:]))
 
     def apply(self, images: Tensor, fill: tuple[int, ...]) -> Tensor:
-        """To images (B, 3, H, W) uint8, which are used up. fill: the colour of what moves leave empty."""
+        """To images (B, 3, H, W) uint8. fill: the colour of what moves leave empty."""
         images = batched.flip(images, self.mirrored)
         places = self.places.split([group.images for group in self.groups])
         numbers = self.numbers.split([group.images * group.width for group in self.groups])
