@@ -155,6 +155,7 @@ class DecodedCrop:
         width, height = image.size[::-1] if turned else image.size
         top, left, rows, columns = step.get_params(torch.empty(height, width, device="meta"), step.scale, step.ratio)
         rows, columns = max(1, rows), max(1, columns)  # of tiny images, timm draws crops without pixels
+        top, left = min(top, height - rows), min(left, width - columns)
         enough = math.ceil(SPARE * width * step.size[1] / columns), math.ceil(SPARE * height * step.size[0] / rows)
         image.draft(None, enough[::-1] if turned else enough)
         image = to_rgb(image)
