@@ -51,7 +51,9 @@ def photos(tmp_path: Path) -> Path:
 class TestUnreadableFiles:
     def test_they_are_found_before_anything_is_written(self, photos: Path, tmp_path: Path) -> None:
         recipe = TINY.change(source=str(photos), skip_unreadable=1)
-        with pytest.raises(ValueError, match=r"read 2 images: .*train/cat/3\.jpg.*val/cat/1\.jpg.*unreadable 2; labelflow data check"):
+        with pytest.raises(
+            ValueError, match=r"read 2 images: .*train/cat/3\.jpg.*val/cat/1\.jpg.*unreadable 2; labelflow data check"
+        ):
             train_run(recipe, tmp_path / "run", resume=False)
         assert not (tmp_path / "run").exists()
         train_run(recipe.change(skip_unreadable=2), tmp_path / "run", resume=False)
