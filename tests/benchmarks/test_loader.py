@@ -23,5 +23,8 @@ def test_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     table = json.loads((tmp_path / "out/loader.json").read_text())
     assert table["timm"]["ratio"] == 1.0
     assert table["labelflow, labels"]["to"] == "labelflow"
-    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == list(table)
+    *rows, large, small = capsys.readouterr().out.splitlines()
+    assert [row.split("  ")[0] for row in rows] == list(table)
+    assert large.startswith("crops of 224 pixels: 9")
+    assert small.startswith("crops of 56 pixels: ")
     assert all(row["ms a view"] > 0 for row in table.values())
