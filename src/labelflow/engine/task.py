@@ -41,7 +41,7 @@ class Task(Evaluated, Protocol):
 
     samples: int  # in an epoch of training
     headline: str  # the metric that decides which checkpoint is best; larger is better
-    one_size: bool  # whether all images have the same size, those of evaluations too
+    one_size: bool  # whether all images have the same size, those of evaluations too, or one of a few
 
     @property
     def student(self) -> Any:

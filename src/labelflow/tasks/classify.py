@@ -18,6 +18,7 @@ from labelflow.chance import Purpose, generator, seed_of
 from labelflow.classifier import timm_config
 from labelflow.data import (
     Batch,
+    BySize,
     FileCheck,
     PixelBatch,
     Preprocessing,
@@ -37,10 +38,12 @@ from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
-from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
+from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
+from labelflow.models.variants import create_for_any_size, drop_paths_evenly
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
+from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.recipe import KINDS, Recipe
 from labelflow.tokens import check_image_size
 
@@ -97,20 +100,29 @@ class Classification(Evaluation):
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
+        epochs = count_epochs(recipe.training, self.samples)
+        check_mixing(recipe, epochs)
+        self.growth = make_growth(recipe.data, epochs)
+        self.sizes = sorted({*recipe.data.sizes, recipe.data.image_size})
         name, arguments = model_arguments(recipe, len(self.classes))
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(name, init=weights_file(recipe.init), **arguments)
+        make = create_for_any_size if self.growth else create
+        model = make(name, init=weights_file(recipe.init), **arguments)
+        if recipe.drop_path_schedule == "constant":
+            drop_paths_evenly(model, recipe.drop_path)
         self.timm_config = timm_config(model, name, arguments, self.classes, Preprocessing.of_data(recipe.data))
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         with evaluating(model):
-            check_image_size(model, recipe.data.image_size, recipe.model)
+            for size in self.sizes:
+                check_image_size(model, size, recipe.model)
         self.student = self.target.student(model)
-        self.labeller = self._labeller() if self.target.dense else None
-        self._rehearse()
-        self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
+        self.labellers = self._labellers() if self.target.dense else {}  # by the size of images
+        for size in self.sizes:
+            self._rehearse(size)
+        self.labels = self.labellers[size].store.checksum if self.labellers else ""  # which dense labels these are
         self.file_check = FileCheck([])
 
     @property
@@ -124,7 +136,7 @@ class Classification(Evaluation):
         }
 
     def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[PixelBatch]:
-        training = self.recipe.training
+        training, labeller = self.recipe.training, self.labellers.get(self.recipe.data.image_size)
         batches = train_batches(
             self.train_source,
             self.recipe.data,
@@ -135,7 +147,8 @@ class Classification(Evaluation):
             rank=rank,
             processes=processes,
             first_update=first_update,
-            labeller=self.labeller,
+            labeller=BySize(self.growth, self.labellers) if self.growth and self.labellers else labeller,
+            growth=self.growth,
         )
         try:
             for batch in batches:
@@ -144,18 +157,19 @@ class Classification(Evaluation):
             self.file_check.stop()
 
     @torch.no_grad()
-    def _rehearse(self) -> None:
+    def _rehearse(self, size: int) -> None:
         """What a mixer or a target refuses of a model, it refuses now: two images, as if in training."""
-        size, labels = self.recipe.data.image_size, torch.tensor([0, 1])
+        labels = torch.tensor([0, 1])
         images = torch.rand(2, 3, size, size, generator=generator(0))
         dense = None
-        if self.labeller is not None:
+        if self.labellers:
             assert not isinstance(self.train_source, Stream)
-            first = self.labeller(self.train_source.key(0), Geometry((size, size)))
+            first = self.labellers[size](self.train_source.key(0), Geometry((size, size)))
             dense = first.stack([first, first]).to(images.device)
         batch = Batch(images, labels, torch.ones(2), [], dense)
         with evaluating(self.student):
-            for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
+            mixers = self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]
+            for mixer in [*mixers, NoMix()] if self.recipe.mix_off_epoch else mixers:
                 self._terms(self.student, batch, generator(0), mixer)
 
     def find_unreadable(self) -> list[Problem]:
@@ -169,7 +183,7 @@ class Classification(Evaluation):
             self.file_check.stop()
         return found
 
-    def _labeller(self) -> StoreLabels:
+    def _labellers(self) -> dict[int, StoreLabels]:
         if not Path(self.recipe.data.labels).is_dir():
             raise ValueError(f"there is no folder {self.recipe.data.labels}; {_how_to_label(self.recipe)}")
         store = Store(self.recipe.data.labels)
@@ -179,11 +193,12 @@ class Classification(Evaluation):
                 f"a stream such as {self.recipe.data.source} has no sample names, so no labels can be found"
             )
         check_keys(store, self.train_source)
-        size = self.recipe.data.image_size
-        return StoreLabels(store, self.student.token_grid((size, size)), self.recipe.data.compat)
+        grids = {size: self.student.token_grid((size, size)) for size in self.sizes}
+        return {size: StoreLabels(store, grid, self.recipe.data.compat) for size, grid in grids.items()}
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
-        return self._terms(student, batch, generator, self.mixer)
+        mixer = self.mixer if is_mixed(self.recipe, batch.epoch) else NoMix()
+        return self._terms(student, batch, generator, mixer)
 
     def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
         smoothing, classes = self.recipe.smoothing, len(self.classes)

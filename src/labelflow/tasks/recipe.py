@@ -38,11 +38,15 @@ class Recipe(BaseRecipe):
     init: str = ""
     """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
     drop_path: float = 0.1
-    """Stochastic depth, growing linearly to this rate."""
+    """Stochastic depth: the rate at which blocks are left out."""
+    drop_path_schedule: Literal["linear", "constant"] = "linear"
+    """linear: stochastic depth grows from 0 in the first block to drop_path in the last; constant: the same in all."""
     mixer: Annotated[str, arg(help=f"How images are mixed: {', '.join(MIXERS)}; or several, such as {SEVERAL!r}.")] = (
         "cutmix(alpha=1.0)"
     )
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
+    mix_off_epoch: int = 0
+    """The first epoch whose images are not mixed any more, counted from 0; 0: they are mixed to the end."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels."""
     smoothing: float = 0.1
@@ -54,6 +58,8 @@ class Recipe(BaseRecipe):
         check_drop_path(self.drop_path)
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+        if self.mix_off_epoch < 0:
+            raise ValueError(f"mix_off_epoch must be at least 0, not {self.mix_off_epoch}")
 
     @property
     def title(self) -> str:
