@@ -14,6 +14,7 @@ from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
 from labelflow.settings import change
+from labelflow.spec import parse
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import Inference, SegmentData
@@ -49,6 +50,9 @@ class Recipe(BaseRecipe):
     """The first epoch whose images are not mixed any more, counted from 0; 0: they are mixed to the end."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels."""
+    loss: str = "ce"
+    """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
+    DeiT III's) or asl (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
     data: Data = field(default_factory=Data)
@@ -60,6 +64,8 @@ class Recipe(BaseRecipe):
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
         if self.mix_off_epoch < 0:
             raise ValueError(f"mix_off_epoch must be at least 0, not {self.mix_off_epoch}")
+        if self.smoothing and "threshold" in parse(self.loss).arguments:
+            raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
 
     @property
     def title(self) -> str:
