@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from labelflow.recipes import (
+    deit3,
     detection,
     imagenet,
     rivals,
@@ -32,6 +33,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *small.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
+        *_of("DeiT III", deit3.ENTRIES),
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }
