@@ -22,8 +22,9 @@ from labelflow.data import fit_micro_batch
 from labelflow.data.changes import DataFiles
 from labelflow.engine import Details, Interrupted, Run, Task, Training, evaluate, make_accelerator, train
 from labelflow.engine.freezing import freezing_summary
+from labelflow.engine.groups import parameter_groups
 from labelflow.engine.lock import on_main_process, one_writer
-from labelflow.engine.optim import parameter_groups, shorten_warmup
+from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import CONFIG
 from labelflow.engine.setup import flags_restored, resolve_precision

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from labelflow.models import lvvit
 from labelflow.tasks.dense.backbone import Levels, make_levels
