@@ -240,7 +240,7 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
 
 def check_training(training: Training, samples: int) -> None:
     """Check the settings before anything is written."""
-    check_optimizer(training.optimizer)
+    check_optimizer(training)
     if samples < training.batch:
         raise ValueError(
             f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch"

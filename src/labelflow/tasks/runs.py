@@ -20,7 +20,9 @@ from torch import nn
 from labelflow.classifier import load
 from labelflow.data import fit_micro_batch
 from labelflow.data.changes import DataFiles
-from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.engine import Details, Interrupted, Run, Task, Training, evaluate, make_accelerator, train
+from labelflow.engine.freezing import freezing_summary
+from labelflow.engine.groups import parameter_groups
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
@@ -75,7 +77,8 @@ def train_run(
             task = kind.task(recipe, progress.say)
         task.unreadable(on_main_process(task.find_unreadable))
         recipe = _with_used_warmup(recipe, task.samples)
-        for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training)]):
+        partly = _partly_trained(task, recipe.training)
+        for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training), partly]):
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
         config = {"task": kind.name, **task.config, "parameters": parameters}
@@ -198,6 +201,12 @@ def _with_precision_of(run: Run, recipe: AnyRecipeType) -> AnyRecipeType:
 
 def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
     return replace(recipe, training=shorten_warmup(recipe.training, samples // recipe.training.batch))
+
+
+def _partly_trained(task: Task, training: Training) -> str:
+    """What is frozen, in words; ValueError if the model cannot be trained as its settings want it, part by part."""
+    parameter_groups(task.student, training)
+    return freezing_summary(task.student.model, training, task.samples // training.batch)
 
 
 def _changes(asked: Training, used: Training) -> Iterator[str]:
