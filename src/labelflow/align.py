@@ -9,7 +9,7 @@ Shapes: B batch, C classes, H×W pixels, N tokens, K sources.
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -126,8 +126,8 @@ class Student(nn.Module):
         self.grids: dict[tuple[int, int], tuple[int, int]] = {}
         self.add(*self.needs & {"distillation", "features"})
 
-    def add(self, *needs: Literal["distillation", "features"]) -> Self:
-        """Give these, too: for a target that adds to another one's."""
+    def add(self, *needs: str) -> Self:
+        """Give "distillation" or "features", too: for a target that adds to another one's."""
         self.needs |= set(needs)
         if "distillation" in needs and hasattr(self.model, "set_distilled_training"):
             self.model.set_distilled_training(True)  # type: ignore[operator]

@@ -9,7 +9,6 @@ from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
 from labelflow.sparse import TokenLabels
 
-
 Teaching = Literal["", "logits", "features"]  # what a target needs of a teacher; "": nothing
 
 

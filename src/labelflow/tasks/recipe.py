@@ -45,12 +45,19 @@ class Recipe(BaseRecipe):
     )
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
-    """What it is trained on, such as plain or tl_align; some targets need --labels."""
+    """What it is trained on, such as plain or tl_align; some targets need --labels or --teacher."""
     loss: str = "ce"
     """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
     DeiT III's) or asl (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
+    teacher: str = ""
+    """A trained classifier that runs beside, for --target distill, or, without --labels, for targets that need dense
+    labels: the folder of a run, or a timm model, such as 'tf_efficientnet_lite0=packaged'."""
+    teacher_size: int = 0
+    """Side of the images that the teacher sees, in pixels; 0: what its weights were tested with."""
+    teacher_top: int = 5
+    """How many classes are kept for each place where the teacher makes dense labels."""
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
