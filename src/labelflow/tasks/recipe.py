@@ -67,10 +67,14 @@ class Recipe(BaseRecipe):
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
         if self.smoothing and "threshold" in parse(self.loss).arguments:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
+        for name, least in (("teacher_size", 0), ("teacher_top", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
     @property
     def title(self) -> str:
-        return f"{self.model}, {self.mixer}, {self.target}"
+        taught = f", taught by {self.teacher}" if self.teacher else ""
+        return f"{self.model}, {self.mixer}, {self.target}{taught}"
 
 
 @dataclass(frozen=True)
