@@ -6,6 +6,7 @@ from typing import Any
 
 from labelflow.recipes import (
     detection,
+    distillation,
     imagenet,
     rivals,
     segmentation,
@@ -32,6 +33,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *small.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
+        *distillation.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }
