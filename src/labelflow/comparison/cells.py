@@ -19,6 +19,7 @@ import torch
 import torchvision
 
 import labelflow
+from labelflow.classifier import load
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.engine.run import Run
@@ -39,7 +40,7 @@ Finish = Callable[
 ]  # from a cell, the folder of its run and its result to a fuller result
 
 # Paths: a key depends on the content of the files, not on where they are.
-PLACES = {"source", "root", "labels", "init"}
+PLACES = {"source", "root", "labels", "init", "teacher"}
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ def make_cells(
     data, code = " ".join([data_digest(recipe, tell), init_digest(recipe.init)]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
+    teacher = load(recipe.teacher).key if any(own.teacher for own in resolved.values()) else ""
     return [
         Cell(
             name,
             fitted(own.change(seed=seed)),
-            f"{data} {labels}" if own.data.labels else data,
+            " ".join([data, *([labels] if own.data.labels else []), *([teacher] if own.teacher else [])]),
             code,
         )
         for seed in seeds

@@ -7,6 +7,7 @@ from typing import Any
 from labelflow.recipes import (
     deit3,
     detection,
+    distillation,
     imagenet,
     rivals,
     segmentation,
@@ -34,6 +35,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
         *_of("DeiT III", deit3.ENTRIES),
+        *distillation.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }

@@ -45,6 +45,7 @@ from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.recipe import Recipe
+from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
 from labelflow.tokens import check_image_size
 
 CHECK_SECONDS = 3.0  # how long a start may be held up by a look at the files
@@ -91,7 +92,7 @@ class Classification(Evaluation):
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
         self.loss = make_loss(recipe.loss)
-        _check_labels(recipe, self.target)
+        check_teaching(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
@@ -106,6 +107,7 @@ class Classification(Evaluation):
         name, arguments = model_arguments(recipe, len(self.classes))
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
+        self.teacher = make_teacher(recipe, self.target, self.classes)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         make = create_for_any_size if self.growth else create
         model = make(name, init=weights_file(recipe.init), **arguments)
@@ -118,7 +120,9 @@ class Classification(Evaluation):
             for size in self.sizes:
                 check_image_size(model, size, recipe.model)
         self.student = self.target.student(model)
-        self.labellers = self._labellers() if self.target.dense else {}  # by the size of images
+        if self.teacher:
+            self.teacher.fit(self.student)
+        self.labellers = self._labellers() if recipe.data.labels else {}  # by the size of images
         for size in self.sizes:
             self._rehearse(size)
         self.labels = self.labellers[size].store.checksum if self.labellers else ""  # which dense labels these are
@@ -131,7 +135,8 @@ class Classification(Evaluation):
             **self.timm_config,
             "samples": self.samples,
             "dense_labels": self.labels,
-            "guide_parameters": guide_parameters(self.mixer),
+            "teacher": self.teacher.key if self.teacher else "",
+            "guide_parameters": guide_parameters(self.mixer) + (self.teacher.parameters if self.teacher else 0),
         }
 
     def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[PixelBatch]:
@@ -184,7 +189,7 @@ class Classification(Evaluation):
 
     def _labellers(self) -> dict[int, StoreLabels]:
         if not Path(self.recipe.data.labels).is_dir():
-            raise ValueError(f"there is no folder {self.recipe.data.labels}; {_how_to_label(self.recipe)}")
+            raise ValueError(f"there is no folder {self.recipe.data.labels}; {how_to_label(self.recipe)}")
         store = Store(self.recipe.data.labels)
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
         if isinstance(self.train_source, Stream):
@@ -201,31 +206,16 @@ class Classification(Evaluation):
 
     def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
         smoothing, classes = self.recipe.smoothing, len(self.classes)
-        dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
+        dense = batch.dense or (self.teacher.labels(batch.images, self.student) if self.teacher else None)
+        dense = dense.smoothed(smoothing, classes) if dense else None
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense, loss=self.loss)
         data = self.recipe.data
         # Guides use the unwrapped student, so that no process waits for another.
         unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std, self.loss)
         mix, guidance = mix_batch(mixer, unmixed, generator)
-        truth = truth._replace(clean=guidance.logits if guidance else None)
+        taught = self.teacher.taught(batch.images, mix) if self.teacher else None
+        truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
-
-
-def _check_labels(recipe: Recipe, target: Target) -> None:
-    """Dense labels, where they are needed and only there; and a view that is one affine map of its image."""
-    if target.dense and not recipe.data.labels:
-        raise ValueError(f"the target {recipe.target} needs dense labels: {_how_to_label(recipe)}")
-    if recipe.data.labels and not target.dense:
-        raise ValueError(f"the target {recipe.target} does not use --labels; token_label, for example, does")
-    if target.dense and recipe.data.auto_augment.startswith("augmix"):
-        raise ValueError(
-            "augmix blends several views, which dense labels cannot follow; use --auto-augment rand-m9-mstd0.5-inc1"
-        )
-
-
-def _how_to_label(recipe: Recipe) -> str:
-    how = f"labelflow annotate {quote(recipe.data.source)} --model MODEL --out LABELS"
-    return f"make them with {how}, and train with --labels LABELS"
 
 
 def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, Any]]:

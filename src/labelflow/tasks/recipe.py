@@ -49,12 +49,19 @@ class Recipe(BaseRecipe):
     mix_off_epoch: int = 0
     """The first epoch whose images are not mixed any more, counted from 0; 0: they are mixed to the end."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
-    """What it is trained on, such as plain or tl_align; some targets need --labels."""
+    """What it is trained on, such as plain or tl_align; some targets need --labels or --teacher."""
     loss: str = "ce"
     """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
     DeiT III's) or asl (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
+    teacher: str = ""
+    """A trained classifier that runs beside, for --target distill, or, without --labels, for targets that need dense
+    labels: the folder of a run, or a timm model, such as 'tf_efficientnet_lite0=packaged'."""
+    teacher_size: int = 0
+    """Side of the images that the teacher sees, in pixels; 0: what its weights were tested with."""
+    teacher_top: int = 5
+    """How many classes are kept for each place where the teacher makes dense labels."""
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
@@ -66,10 +73,14 @@ class Recipe(BaseRecipe):
             raise ValueError(f"mix_off_epoch must be at least 0, not {self.mix_off_epoch}")
         if self.smoothing and "threshold" in parse(self.loss).arguments:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
+        for name, least in (("teacher_size", 0), ("teacher_top", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
     @property
     def title(self) -> str:
-        return f"{self.model}, {self.mixer}, {self.target}"
+        taught = f", taught by {self.teacher}" if self.teacher else ""
+        return f"{self.model}, {self.mixer}, {self.target}{taught}"
 
 
 @dataclass(frozen=True)

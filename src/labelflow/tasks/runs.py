@@ -241,6 +241,8 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         )
     if before.get("dense_labels", "") != now.get("dense_labels", ""):
         raise ValueError(f"{folder} was started with other dense labels")
+    if before.get("teacher", "") != now.get("teacher", ""):
+        raise ValueError(f"{folder} was started with another teacher: its weights have changed since")
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:
