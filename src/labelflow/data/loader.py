@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from, generator
-from labelflow.data.batches import Draw, EvalBatches, TrainBatches, check_micro_batches
+from labelflow.data.batches import Draw, EvalBatches, Order, TrainBatches, check_micro_batches
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
@@ -55,8 +55,10 @@ def train_batches(
     processes: int = 1,
     first_update: int = 0,
     labeller: Labeller | None = None,
+    order: Order | None = None,
 ) -> Iterator[PixelBatch]:
-    """The micro-batches of one process, update by update, from `first_update` on, across epochs."""
+    """The micro-batches of one process, update by update, from `first_update` on, across epochs. order: see
+    `make_order`; a stream has its own."""
     transform = train_transform(data)
     if isinstance(source, Stream):
         if labeller is not None:
@@ -75,6 +77,7 @@ def train_batches(
         rank=rank,
         processes=processes,
         first_update=first_update,
+        order=order,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
     return iter(_load(views, data, Normalise(data.mean, data.std), batch_sampler=batches))
