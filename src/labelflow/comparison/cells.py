@@ -39,7 +39,7 @@ Finish = Callable[
 ]  # from a cell, the folder of its run and its result to a fuller result
 
 # Paths: a key depends on the content of the files, not on where they are.
-PLACES = {"source", "root", "labels", "init"}
+PLACES = {"source", "root", "labels", "init", "class_weights"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def make_cells(
     recipe: Recipe, methods: list[Method], seeds: tuple[int, ...], tell: Callable[[str], None] = lambda line: None
 ) -> list[Cell]:
     """Seed by seed, so that all methods have equally many seeds if time runs out."""
-    data, code = " ".join([data_digest(recipe, tell), init_digest(recipe.init)]).strip(), code_version()
+    files = [init_digest(recipe.init), init_digest(recipe.class_weights)]
+    data, code = " ".join([data_digest(recipe, tell), *files]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     return [
@@ -148,7 +149,8 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
 
 def _without_paths(recipe: Recipe) -> Recipe:
     names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
-    return recipe.change(**names, init=Path(recipe.init).name)
+    files = {name: Path(getattr(recipe, name)).name for name in ("init", "class_weights")}
+    return recipe.change(**names, **files)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from labelflow.data.sources import Stream
-
 
 def labels_of(source: Any) -> ndarray:
-    """Class ids (N,), or (N, C) bool where an image may have several."""
-    if isinstance(source, Stream):
+    """The `labels` of a source: class ids (N,), or (N, C) bool where an image may have several."""
+    if not hasattr(source, "labels"):
         raise ValueError(
             "a stream does not tell the labels of its samples beforehand, which --sampling, --class-weights and "
             "--logit-adjust need; use a folder, hfds/NAME or local WebDataset shards"

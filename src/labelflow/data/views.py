@@ -32,11 +32,6 @@ class Source(Protocol):
 
     @property
     def classes(self) -> Sequence[str]: ...
-    @property
-    def labels(self) -> ndarray:
-        """Of all samples, without opening an image: class ids (N,), or (N, C) bool where one may have several."""
-        ...
-
     def __len__(self) -> int: ...
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         """The image, which `decode` gets as soon as it is open, and its label."""

@@ -30,17 +30,19 @@ from labelflow.data import (
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
+from labelflow.data.sampling import make_order
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
-from labelflow.loss import Term, make_loss, soft_labels
+from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
+from labelflow.tasks.imbalance import training_loss, weights_checksum
 from labelflow.tasks.recipe import Recipe
 from labelflow.tokens import check_image_size
 
@@ -56,7 +58,7 @@ class Evaluation:
         in_folder = isinstance(self.eval_source, Listed)
         hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
         self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
-        self.metric = Accuracy(self.eval_source.classes)
+        self.metric = Accuracy(self.eval_source.classes, recipe.best)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -87,11 +89,12 @@ class Classification(Evaluation):
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
-        self.loss = make_loss(recipe.loss)
         _check_labels(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
+        self.loss = training_loss(recipe, self.train_source)
+        self.order = make_order(recipe.data.sampling, self.train_source, recipe.training.seed)
         check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
@@ -119,6 +122,7 @@ class Classification(Evaluation):
             **self.timm_config,
             "samples": self.samples,
             "dense_labels": self.labels,
+            "class_weights": weights_checksum(self.loss),
             "guide_parameters": guide_parameters(self.mixer),
         }
 
@@ -135,6 +139,7 @@ class Classification(Evaluation):
             processes=processes,
             first_update=first_update,
             labeller=self.labeller,
+            order=self.order,
         )
         try:
             for batch in batches:
