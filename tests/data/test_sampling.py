@@ -50,7 +50,20 @@ def test_the_order_of_old_runs_stays_as_it_was() -> None:
     source = sizes(25, 25)
     for order in (None, make_order("uniform", source, seed=7)):
         plain = TrainBatches(50, batch=12, micro_batch=3, updates=9, seed=7, order=order)
-        assert [draw.sample for batch in list(plain)[:4] for draw in batch] == [16, 1, 24, 2, 0, 10, 18, 47, 15, 19, 23, 28]
+        assert [draw.sample for batch in list(plain)[:4] for draw in batch] == [
+            16,
+            1,
+            24,
+            2,
+            0,
+            10,
+            18,
+            47,
+            15,
+            19,
+            23,
+            28,
+        ]
         late = TrainBatches(
             50, batch=12, micro_batch=3, updates=9, seed=7, order=order, rank=1, processes=2, first_update=5
         )

@@ -21,7 +21,7 @@ import torchvision
 import labelflow
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
-from labelflow.engine.run import Run
+from labelflow.engine.run import DETAILS, Run
 from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
 from labelflow.layers import is_compute
@@ -130,6 +130,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "samples": config["samples"],
         "val_samples": len(open_source(cell.recipe.data, "val")),
         "metrics": metrics,
+        "recalls": [own["recall"] for own in run.read(DETAILS).values() if own["recall"] is not None],
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
         "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - started, 1),

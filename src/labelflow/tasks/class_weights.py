@@ -62,7 +62,7 @@ def read_weights(path: Path, classes: Sequence[str]) -> ndarray:
         found = READERS[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{path} should hold a number for each class, as JSON {{\"cat\": 1.5}} or as CSV with the columns class "
+            f'{path} should hold a number for each class, as JSON {{"cat": 1.5}} or as CSV with the columns class '
             f"and weight: {error!r}"
         ) from None
     if unknown := [name for name in found if name not in set(classes)]:
