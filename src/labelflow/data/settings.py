@@ -63,6 +63,9 @@ class Data:
     decode and crop, so that a few of them can feed a GPU."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How images are resized; random concerns training only."""
+    sampling: str = "uniform"
+    """Which samples an epoch has: uniform, each once; balanced, as many of each class; sqrt or power(p=0.5), between
+    the two; repeat_factor(threshold=0.001), images of rarer classes several times. It is as long as ever."""
     repeats: int = 1
     """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
     test_crop: float = 0.875

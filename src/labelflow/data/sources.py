@@ -7,6 +7,8 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from labelflow.data.folder import Folder
@@ -21,10 +23,19 @@ Tell = Callable[[str], None]  # called with progress messages
 
 
 class Indexed:
-    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart."""
+    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart, `list_labels` reads the labels
+    of all of them, and no image."""
 
-    def __init__(self, dataset: Any, classes: list[str], title: str, pair: Callable[[Any], tuple[Any, Any]]) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        classes: list[str],
+        title: str,
+        pair: Callable[[Any], tuple[Any, Any]],
+        list_labels: Callable[[Any], Any],
+    ) -> None:
         self.dataset, self.classes, self.title, self.pair = dataset, classes, title, pair
+        self.list_labels = list_labels
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -32,6 +43,11 @@ class Indexed:
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         image, label = self.pair(self.dataset[index])
         return decode(image), int(label)
+
+    @property
+    def labels(self) -> ndarray:
+        """(N,)"""
+        return np.asarray(self.list_labels(self.dataset))
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
@@ -94,7 +110,16 @@ def _torchvision(name: str, data: Data, split: str, tell: Tell) -> Source:
         parts = [made(**option, download=True) for option in options]
     classes = [str(label) for label in parts[0].classes]
     dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
-    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple)
+    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple, list_labels=_torchvision_labels)
+
+
+def _torchvision_labels(dataset: Any) -> list[int]:
+    """torchvision has no common name for them."""
+    if hasattr(dataset, "datasets"):  # several parts, one after another
+        return [label for part in dataset.datasets for label in _torchvision_labels(part)]
+    if hasattr(dataset, "_samples"):
+        return [label for _, label in dataset._samples]
+    return list(dataset.targets if hasattr(dataset, "targets") else dataset._labels)
 
 
 # name: (class in torchvision.datasets, {our split: the parts that make it up})
@@ -114,7 +139,13 @@ def _hugging_face(name: str, data: Data, split: str, tell: Tell) -> Source:
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
     classes = _hugging_face_classes(dataset.features, name)
     dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
-    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_arrow_pair)
+    title = f"hfds/{name.rstrip('/')} {_split(data, split)}"
+    return Indexed(dataset, classes, title, pair=_arrow_pair, list_labels=_arrow_labels)
+
+
+def _arrow_labels(dataset: Any) -> ndarray:
+    """Of that column alone."""
+    return dataset.select_columns("label")[:].column("label").to_numpy()
 
 
 def _arrow_pair(row: Any) -> tuple[Image.Image, int]:

@@ -31,12 +31,13 @@ from labelflow.data import (
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
+from labelflow.data.sampling import make_order
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
-from labelflow.loss import Term, make_loss, soft_labels
+from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 from labelflow.models.variants import create_for_any_size, drop_paths_evenly
@@ -44,6 +45,7 @@ from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
+from labelflow.tasks.imbalance import training_loss, weights_checksum
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
 from labelflow.tokens import check_image_size
@@ -60,7 +62,7 @@ class Evaluation:
         in_folder = isinstance(self.eval_source, Listed)
         hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
         self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
-        self.metric = Accuracy(self.eval_source.classes)
+        self.metric = Accuracy(self.eval_source.classes, recipe.best)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -91,11 +93,12 @@ class Classification(Evaluation):
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
-        self.loss = make_loss(recipe.loss)
         check_teaching(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
+        self.loss = training_loss(recipe, self.train_source)
+        self.order = make_order(recipe.data.sampling, self.train_source, recipe.training.seed)
         check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
@@ -136,6 +139,7 @@ class Classification(Evaluation):
             "samples": self.samples,
             "dense_labels": self.labels,
             "teacher": self.teacher.key if self.teacher else "",
+            "class_weights": weights_checksum(self.loss),
             "guide_parameters": guide_parameters(self.mixer) + (self.teacher.parameters if self.teacher else 0),
         }
 
@@ -153,6 +157,7 @@ class Classification(Evaluation):
             first_update=first_update,
             labeller=BySize(self.growth, self.labellers) if self.growth and self.labellers else labeller,
             growth=self.growth,
+            order=self.order,
         )
         try:
             for batch in batches:

@@ -1,6 +1,7 @@
 """Recipes: everything that decides what a run computes, one dataclass for each kind of task. Neither torch nor timm is
 imported here, so that a recipe can be listed, shown and changed at once."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -62,6 +63,13 @@ class Recipe(BaseRecipe):
     """Side of the images that the teacher sees, in pixels; 0: what its weights were tested with."""
     teacher_top: int = 5
     """How many classes are kept for each place where the teacher makes dense labels."""
+    class_weights: str = ""
+    """For unbalanced data, how much each class counts in the loss: inverse (to its images), effective(beta=0.9999), or
+    a file: JSON of classes and numbers, or CSV with columns class and weight. Scaled to a mean of 1 over the images."""
+    logit_adjust: float = 0.0
+    """For unbalanced data: τ·log(part of the images that are of a class) is added to logits in training; usually 1."""
+    best: Literal["top1", "balanced"] = "top1"
+    """Which accuracy the best weights have: of all images, or balanced, the mean over classes."""
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
@@ -71,6 +79,12 @@ class Recipe(BaseRecipe):
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
         if self.mix_off_epoch < 0:
             raise ValueError(f"mix_off_epoch must be at least 0, not {self.mix_off_epoch}")
+        if not 0 <= self.logit_adjust < math.inf:
+            raise ValueError(f"logit_adjust must be ≥ 0 and finite, not {self.logit_adjust}")
+        sampling = "" if self.data.sampling == "uniform" else self.data.sampling
+        remedies = {"class-weights": self.class_weights, "logit-adjust": self.logit_adjust, "sampling": sampling}
+        if len(given := [f"--{name} {value}" for name, value in remedies.items() if value]) > 1:
+            raise ValueError(f"{' and '.join(given)} would correct the same imbalance twice: use one of them")
         if self.smoothing and "threshold" in parse(self.loss).arguments:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
         for name, least in (("teacher_size", 0), ("teacher_top", 1)):
@@ -172,13 +186,24 @@ class Kind(NamedTuple):
     command: str  # labelflow COMMAND RECIPE trains it
     what: str  # it trains
     recipe: type[Any]
-    unit: str  # of its headline
-    headline: str  # the metric that counts
+    headline: str  # the metric that counts; a run's config.json may name another
     task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a config
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[..., Any]  # (model) -> what an evaluation asks
     build: Callable[..., Any] | None  # (recipe, config) -> its run's model, with random weights; None: a classifier
 
+    @property
+    def unit(self) -> str:
+        """Of its headline."""
+        return UNITS[self.headline]
+
+
+UNITS = {  # of headlines
+    "top1": "% top-1",
+    "balanced": "% balanced accuracy",
+    "miou": "% mIoU",
+    "box_ap": "% box AP",
+}
 
 KINDS = {
     kind.name: kind
@@ -188,7 +213,6 @@ KINDS = {
             command="train",
             what="classifier",
             recipe=Recipe,
-            unit="% top-1",
             headline="top1",
             task=deferred("labelflow.tasks.classify:Classification"),
             evaluation=deferred("labelflow.tasks.classify:Evaluation"),
@@ -200,7 +224,6 @@ KINDS = {
             command="segment",
             what="segmenter",
             recipe=SegmentRecipe,
-            unit="% mIoU",
             headline="miou",
             task=deferred("labelflow.tasks.segment.task:Segmentation"),
             evaluation=partial(deferred("labelflow.tasks.segment.task:Segmentation"), training=False),
@@ -212,7 +235,6 @@ KINDS = {
             command="detect",
             what="detector",
             recipe=DetectRecipe,
-            unit="% box AP",
             headline="box_ap",
             task=deferred("labelflow.tasks.detect.task:Detection"),
             evaluation=partial(deferred("labelflow.tasks.detect.task:Detection"), training=False),
@@ -225,6 +247,13 @@ KINDS = {
 
 def kind_of(recipe: AnyRecipe) -> Kind:
     return next(kind for kind in KINDS.values() if isinstance(recipe, kind.recipe))
+
+
+def headline_of(run: Run) -> str:
+    """The metric that decides which of a run's weights are best."""
+    config = run.config()
+    headline: str = config.get("headline") or KINDS[config.get("task", "classify")].headline
+    return headline
 
 
 def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:

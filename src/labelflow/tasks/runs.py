@@ -81,7 +81,7 @@ def train_run(
         for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training), partly]):
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        config = {"task": kind.name, **task.config, "parameters": parameters}
+        config = {"task": kind.name, "headline": task.headline, **task.config, "parameters": parameters}
         config["identity"] = before.get("identity", "") if before else _identity(recipe, config)
         files = DataFiles(folder, [task.train_source, task.eval_source], resumed=bool(before))
         lines = files.compare(recipe.data.hash_data)
@@ -243,6 +243,8 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         raise ValueError(f"{folder} was started with other dense labels")
     if before.get("teacher", "") != now.get("teacher", ""):
         raise ValueError(f"{folder} was started with another teacher: its weights have changed since")
+    if before.get("class_weights", "") != now.get("class_weights", ""):
+        raise ValueError(f"{folder} was started with other class weights")
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:
