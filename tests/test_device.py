@@ -41,7 +41,7 @@ NOW_AND_THEN = {  # where it waits between steps, and when
     "labelflow/engine/loop.py:_check_finite": "a checkpoint",
     "labelflow/engine/checkpoint.py:Checkpoints.save": "a checkpoint",
     "labelflow/engine/ema.py:Ema.state": "a checkpoint",
-    "labelflow/tasks/classify.py:Evaluation.metrics": "an evaluation",
+    "labelflow/tasks/accuracy.py:Accuracy.metrics": "an evaluation",
 }
 
 

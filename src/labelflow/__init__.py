@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labelflow.classifier import Classifier, load
     from labelflow.follow import Flow, Layer
     from labelflow.formats.exported import Exported, export
-    from labelflow.loss import Term, soft_labels, total
+    from labelflow.loss import Loss, Term, make_loss, soft_labels, total
     from labelflow.mix import Mix
     from labelflow.mixers import (
         AttentiveCutMix,
@@ -46,6 +46,7 @@ __all__ = [
     "Exported",
     "Flow",
     "Layer",
+    "Loss",
     "Mix",
     "MixToken",
     "MixUp",
@@ -70,6 +71,7 @@ __all__ = [
     "export",
     "flow",
     "load",
+    "make_loss",
     "mixers",
     "models",
     "robust",

@@ -29,7 +29,7 @@ from labelflow.loss import Term
 from labelflow.models.create import create
 from labelflow.recipes import find
 from labelflow.tasks import Classification, Recipe, evaluate_run, train_run
-from labelflow.tasks.classify import measure
+from labelflow.tasks.accuracy import Accuracy
 
 TINY = Recipe(
     model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
@@ -221,10 +221,10 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch
 
 def test_what_cannot_be_told_apart_is_not_right() -> None:
     batch = Batch(torch.zeros(6, 3, 8, 8), torch.arange(6), torch.ones(6), [])
-    assert measure(torch.zeros(6, 6), batch)["top1"] == 1
+    assert Accuracy("abcdef").measure(torch.zeros(6, 6), batch)["top1"] == 1
     logits = torch.randn(6, 6)
-    assert measure(logits, batch)["top1"] == (logits.argmax(1) == batch.labels).sum()
-    assert measure(logits, batch)["top5"] == (logits.argsort(1).argsort(1).diagonal() >= 1).sum()
+    assert Accuracy("abcdef").measure(logits, batch)["top1"] == (logits.argmax(1) == batch.labels).sum()
+    assert Accuracy("abcdef").measure(logits, batch)["top5"] == (logits.argsort(1).argsort(1).diagonal() >= 1).sum()
 
 
 def test_a_run_on_a_stream(tmp_path: Path) -> None:

@@ -40,8 +40,12 @@ class Task(Evaluated, Protocol):
     """Training, as well."""
 
     samples: int  # in an epoch of training
-    headline: str  # the metric that decides which checkpoint is best; larger is better
     one_size: bool  # whether all images have the same size, those of evaluations too
+
+    @property
+    def headline(self) -> str:
+        """The metric that decides which checkpoint is best; larger is better."""
+        ...
 
     @property
     def student(self) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from labelflow.align import Student
+from labelflow.loss import Loss
 
 
 class UnmixedBatch(NamedTuple):
@@ -20,6 +21,7 @@ class UnmixedBatch(NamedTuple):
     student: Student
     mean: tuple[float, ...]  # of the colour channels, with which the images were normalised
     std: tuple[float, ...]
+    loss: Loss = Loss()  # that it is trained with
 
     @property
     def denormalised(self) -> Tensor:

@@ -65,7 +65,7 @@ def _gradient(batch: UnmixedBatch) -> tuple[Tensor, Tensor]:
         images = batch.images.detach().requires_grad_()
         logits = batch.student(images).logits
         # Summed: a mean over the batch would make half precision underflow sooner.
-        loss = F.cross_entropy(logits.float(), batch.classes, reduction="sum")
+        loss = batch.loss(logits, batch.classes).sum()
         (gradient,) = torch.autograd.grad(loss, images)
     return gradient.float().square().mean(1).sqrt(), logits.detach()
 

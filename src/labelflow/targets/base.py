@@ -5,17 +5,18 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 
 from labelflow.align import Output, Student
-from labelflow.loss import Term
+from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
 from labelflow.sparse import TokenLabels
 
 
 class Truth(NamedTuple):
-    """What is known of a batch's images, before they were mixed."""
+    """What is known of a batch's images, before they were mixed; and what compares with it."""
 
     classes: Tensor  # (B, C): soft labels
     dense: TokenLabels | None = None  # what an annotator saw in them, for targets that say `dense = True`
     clean: Tensor | None = None  # (B, C): the model's own logits for them, where the mixer's guide asked the model
+    loss: Loss = Loss()  # of logits and (mixed) labels: one number a sample or token
 
 
 class Target(Protocol):

@@ -1,6 +1,5 @@
 """Labels mixed by area: what CutMix and MixUp train on. Without mixing, plain classification."""
 
-import torch.nn.functional as F
 from torch import nn
 
 from labelflow.align import Output, Student
@@ -18,4 +17,4 @@ class Plain:
         return Student(model)
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes)))]
+        return [Term("class", truth.loss(output.logits, mix.blend(truth.classes)).mean())]

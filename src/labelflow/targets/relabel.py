@@ -5,7 +5,6 @@ from torch import nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.sparse import sparse_cross_entropy
 from labelflow.targets.base import Truth
 
 
@@ -20,4 +19,4 @@ class ReLabel:
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert truth.dense is not None
         labels = truth.dense.image.mixed(mix.partner, mix.lam)
-        return [Term("class", sparse_cross_entropy(output.logits, labels).mean())]
+        return [Term("class", truth.loss(output.logits, labels).mean())]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labelflow.align import Output, Student
-from labelflow.loss import Term
+from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
 from labelflow.targets.base import Truth
 from labelflow.tokens import token_grid
@@ -31,23 +31,23 @@ class SMMixTarget:
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.tokens is not None
         logits = output.logits.float()
-        image = Term("class", F.cross_entropy(logits, mix.blend(truth.classes)))
+        image = Term("class", truth.loss(logits, mix.blend(truth.classes)).mean())
         if truth.clean is None:
             nothing = output.tokens[:0].float().sum()  # 0 that knows of the tokens: every parameter has a gradient
             return [image, Term("regions", nothing), Term("consistency", nothing)]
         grid = token_grid(output.tokens.shape[1], mix.share.shape[2], mix.share.shape[3])
         share = mix.tokens(grid).flatten(1)
-        own = region_loss(output.tokens, share, truth.classes)
-        pasted = region_loss(output.tokens, 1 - share, truth.classes[mix.partner])
+        own = region_loss(output.tokens, share, truth.classes, truth.loss)
+        pasted = region_loss(output.tokens, 1 - share, truth.classes[mix.partner], truth.loss)
         answer = mix.blend(truth.clean.detach().float()).log_softmax(1)
         consistency = F.kl_div(logits.log_softmax(1), answer, reduction="batchmean", log_target=True)
         return [image, Term("regions", (own + pasted) / 2), Term("consistency", consistency)]
 
 
-def region_loss(tokens: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of the weighted mean of tokens' logits (B, N, C) with labels (B, C), mean over images. An image
+def region_loss(tokens: Tensor, weights: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+    """The loss of the weighted mean of tokens' logits (B, N, C) with labels (B, C), mean over images. An image
     whose weights (B, N) are all 0 adds nothing."""
     weights = weights.unsqueeze(1)  # (B, 1, N)
     total = weights.sum(2)  # (B, 1)
     mean = (weights @ tokens.float()).squeeze(1) / total.where(total > 0, 1)
-    return (F.cross_entropy(mean, labels, reduction="none") * (total.squeeze(1) > 0)).mean()
+    return (loss(mean, labels) * (total.squeeze(1) > 0)).mean()

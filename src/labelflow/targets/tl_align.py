@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import nn
 
 from labelflow.align import Output, Student
@@ -29,4 +28,4 @@ class TLAlign:
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
         share = output.flow.heads[..., 0].mean(1)  # (B, heads, K) -> (B,)
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, share)))]
+        return [Term("class", truth.loss(output.logits, mix.blend(truth.classes, share)).mean())]

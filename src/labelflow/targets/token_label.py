@@ -6,13 +6,12 @@ Shapes: B batch, N tokens.
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.sparse import Sparse, sparse_cross_entropy
+from labelflow.sparse import Sparse
 from labelflow.targets.base import Truth
 from labelflow.tokens import token_grid
 
@@ -46,12 +45,12 @@ class TokenLabel:
         assert output.tokens is not None
         assert truth.dense is not None
         if self.image_label == "given":
-            image = F.cross_entropy(output.logits.float(), mix.blend(truth.classes))
+            image = truth.loss(output.logits, mix.blend(truth.classes))
         else:
-            image = sparse_cross_entropy(output.logits, truth.dense.image.mixed(mix.partner, mix.lam)).mean()
+            image = truth.loss(output.logits, truth.dense.image.mixed(mix.partner, mix.lam))
         labels = mixed_cells(truth.dense.tokens, mix)
-        tokens = sparse_cross_entropy(output.tokens, labels)  # (B, N)
-        return [Term("class", image), Term("tokens", self._taking_part(tokens).mean(), self.beta)]
+        tokens = truth.loss(output.tokens, labels)  # (B, N)
+        return [Term("class", image.mean()), Term("tokens", self._taking_part(tokens).mean(), self.beta)]
 
     def _taking_part(self, losses: Tensor) -> Tensor:
         """The losses of a random part of each image's tokens: (B, N) -> (B, M)"""

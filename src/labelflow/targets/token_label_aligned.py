@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.sparse import Sparse, sparse_cross_entropy
+from labelflow.sparse import Sparse
 from labelflow.targets.base import Truth
 from labelflow.targets.token_label import mixed_cells
 
@@ -39,8 +39,8 @@ class TokenLabelAligned:
         assert output.flow is not None
         assert output.flow.tokens is not None
         cells = cell_labels(truth, mix)
-        image = sparse_cross_entropy(output.logits, _take(cells, output.flow.heads.mean(1, keepdim=True), 0))
-        tokens = sparse_cross_entropy(output.tokens, _take(cells, output.flow.tokens))
+        image = truth.loss(output.logits, _take(cells, output.flow.heads.mean(1, keepdim=True), 0))
+        tokens = truth.loss(output.tokens, _take(cells, output.flow.tokens))
         return [Term("class", image.mean()), Term("tokens", tokens.mean(), self.beta)]
 
 

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labelflow.align import Output, Student
@@ -39,7 +38,7 @@ class TransMix:
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
         share = self.share(output.flow, mix)
-        return [Term("class", F.cross_entropy(output.logits.float(), mix.blend(truth.classes, share)))]
+        return [Term("class", truth.loss(output.logits, mix.blend(truth.classes, share)).mean())]
 
     def share(self, flow: Flow, mix: Mix) -> Tensor:
         """The own share of the target, (B,)."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from labelflow.align import evaluating
@@ -36,12 +35,13 @@ from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
-from labelflow.loss import Term, soft_labels
+from labelflow.loss import Term, make_loss, soft_labels
 from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
-from labelflow.tasks.recipe import KINDS, Recipe
+from labelflow.tasks.accuracy import Accuracy
+from labelflow.tasks.recipe import Recipe
 from labelflow.tokens import check_image_size
 
 CHECK_SECONDS = 3.0  # how long a start may be held up by a look at the files
@@ -56,6 +56,7 @@ class Evaluation:
         in_folder = isinstance(self.eval_source, Listed)
         hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
         self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
+        self.metric = Accuracy(self.eval_source.classes)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -65,30 +66,28 @@ class Evaluation:
         return self._loader
 
     def measure(self, student: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return measure(student(batch.images).logits.float(), batch)
+        return self.metric.measure(student(batch.images).logits.float(), batch)
 
     def metrics(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """Accuracies in percent, and the mean loss; top-5 only where there are more than five classes."""
-        samples = float(sums["samples"])
-        if not samples:
-            raise ValueError("there are no samples to evaluate on")
-        shown = ("top1", "top5") if len(self.eval_source.classes) > 5 else ("top1",)
-        percent = {name: 100 * float(sums[name]) / samples for name in shown}
-        return {**percent, "loss": float(sums["loss"]) / samples}
+        return self.metric.metrics(sums)
 
     def details(self) -> Details:
-        return {}
+        return self.metric.details()
+
+    @property
+    def headline(self) -> str:
+        return self.metric.headline
 
 
 class Classification(Evaluation):
     """A classifier of a recipe on its data."""
 
-    headline = KINDS["classify"].headline
     one_size = True
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
+        self.loss = make_loss(recipe.loss)
         _check_labels(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
@@ -188,10 +187,10 @@ class Classification(Evaluation):
     def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
         smoothing, classes = self.recipe.smoothing, len(self.classes)
         dense = batch.dense.smoothed(smoothing, classes) if batch.dense else None
-        truth = Truth(soft_labels(batch.labels, classes, smoothing), dense)
+        truth = Truth(soft_labels(batch.labels, classes, smoothing), dense, loss=self.loss)
         data = self.recipe.data
         # Guides use the unwrapped student, so that no process waits for another.
-        unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std)
+        unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std, self.loss)
         mix, guidance = mix_batch(mixer, unmixed, generator)
         truth = truth._replace(clean=guidance.logits if guidance else None)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
@@ -212,18 +211,6 @@ def _check_labels(recipe: Recipe, target: Target) -> None:
 def _how_to_label(recipe: Recipe) -> str:
     how = f"labelflow annotate {quote(recipe.data.source)} --model MODEL --out LABELS"
     return f"make them with {how}, and train with --labels LABELS"
-
-
-def measure(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """Sums over a batch that add up over batches: logits (B, C)."""
-    likeliest = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]  # (B, 5)
-    losses = F.cross_entropy(logits, batch.labels, reduction="none")
-    return {
-        "top1": (likeliest[:, 0] * batch.weights).sum(),
-        "top5": (likeliest.any(1) * batch.weights).sum(),
-        "loss": (losses * batch.weights).sum(),
-        "samples": batch.weights.sum(),
-    }
 
 
 def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
 from labelflow.settings import change
+from labelflow.spec import parse
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
 from labelflow.tasks.segment.settings import Inference, SegmentData
@@ -45,6 +46,9 @@ class Recipe(BaseRecipe):
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels."""
+    loss: str = "ce"
+    """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
+    DeiT III's) or asl (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
     data: Data = field(default_factory=Data)
@@ -54,6 +58,8 @@ class Recipe(BaseRecipe):
         check_drop_path(self.drop_path)
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+        if self.smoothing and "threshold" in parse(self.loss).arguments:
+            raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
 
     @property
     def title(self) -> str:
