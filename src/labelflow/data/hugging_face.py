@@ -46,13 +46,14 @@ def sample_pair(labels: ColumnLabels, sample: dict[str, Any]) -> tuple[Image.Ima
 
 
 def find_labels(features: Any, name: str, columns: Columns) -> ColumnLabels:
-    one, several = (features.get(column) for column in (columns.label_column, columns.labels_column))
-    inner = getattr(several, "feature", None)  # of a list
+    one: Any = features.get(columns.label_column)
+    several: Any = features.get(columns.labels_column)
+    inner: Any = getattr(several, "feature", None)  # of a list
     if "image" in features and hasattr(inner, "names"):
         return ColumnLabels(columns.labels_column, True, False, list(inner.names))
     if "image" in features and getattr(inner, "dtype", "") in ("string", "large_string"):
         return ColumnLabels(columns.labels_column, True, True, list(columns.class_names))
-    if "image" in features and one is not None and hasattr(one, "names"):
+    if "image" in features and hasattr(one, "names"):
         return ColumnLabels(columns.label_column, False, False, list(one.names))
     raise ValueError(
         f"{name} should have a column image and a column {columns.label_column} with class names, or "

@@ -1,13 +1,10 @@
 """Data sets by name: one function, one line in SOURCES."""
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
-
-from PIL import Image
 
 from labelflow.data.folder import Folder
 from labelflow.data.hugging_face import ColumnLabels, arrow_pair, find_labels, sample_pair
@@ -149,9 +146,7 @@ def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Strea
         samples = dataset.info.splits[part].num_examples
     labels = find_labels(dataset.features, name, data.columns)
     if not labels.classes:
-        raise ValueError(
-            f"hfids/{name} does not say which classes there are in {labels.column}: --class-names A B … does"
-        )
+        raise ValueError(f"hfids/{name} does not say which classes {labels.column} has: --class-names A B … does")
     dataset = dataset.cast_column("image", datasets.Image(decode=False))
 
     if split == "train":

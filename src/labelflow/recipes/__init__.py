@@ -7,6 +7,7 @@ from typing import Any
 from labelflow.recipes import (
     detection,
     imagenet,
+    multilabel,
     rivals,
     segmentation,
     small,
@@ -30,6 +31,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
+        *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),

@@ -43,8 +43,11 @@ MOVED_IMAGES = 32  # that the fluctuation is measured on
 LITTLE = 0.01  # a fluctuation as of a model that has hardly been trained
 
 
-def measured(classes: int) -> Measured:
+def measured(classes: int, multi_label: bool = False) -> Measured:
     """Of a classifier; top-5 says something only of more than five classes."""
+    if multi_label:
+        f1 = {"F1, mean over classes, %": "macro_f1", "F1 of all labels, %": "micro_f1"}
+        return Measured("map", "mAP", {"Mean average precision, %": "map", **f1, "Evaluation loss": "loss"})
     top5 = {"Top-5 accuracy, %": "top5"} if classes > 5 else {}
     return Measured("top1", "top-1", {"Top-1 accuracy, %": "top1", **top5, "Evaluation loss": "loss"})
 
@@ -62,7 +65,9 @@ def classifier_page(run: Run) -> str:
     else:
         samples = NO_WEIGHTS
     sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
-    return make_page(run, recipe.title, sections, measured(len(run.config()["label_names"])))
+    config = run.config()
+    counted = measured(len(config["label_names"]), config.get("multi_label", False))
+    return make_page(run, recipe.title, sections, counted)
 
 
 def _figure(name: str, classifier: Classifier) -> str:

@@ -24,6 +24,7 @@ class SMMixTarget:
     """
 
     dense = False
+    single_label = True
 
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"tokens"})

@@ -24,6 +24,7 @@ class TokenMixTarget:
     """
 
     dense = True
+    single_label = True
 
     def student(self, model: nn.Module) -> Student:
         return Student(model)

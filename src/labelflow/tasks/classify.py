@@ -21,6 +21,7 @@ from labelflow.data import (
     PixelBatch,
     Preprocessing,
     Problem,
+    Source,
     Stream,
     Unreadable,
     eval_batches,
@@ -30,6 +31,8 @@ from labelflow.data import (
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
+from labelflow.data.several import is_multi_label
+from labelflow.data.table import Table
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
@@ -41,6 +44,7 @@ from labelflow.models.create import create
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
+from labelflow.tasks.multilabel import MultiLabel, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tokens import check_image_size
 
@@ -53,10 +57,9 @@ class Evaluation:
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
         self.eval_source = open_source(recipe.data, "val", tell)
-        in_folder = isinstance(self.eval_source, Listed)
-        hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
-        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
-        self.metric = Accuracy(self.eval_source.classes)
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, _hint(self.eval_source, recipe.data.source))
+        self.multi_label = is_multi_label(self.eval_source)
+        self.metric = (MultiLabel if self.multi_label else Accuracy)(self.eval_source.classes)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -92,7 +95,10 @@ class Classification(Evaluation):
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
-        check_several(self.classes, recipe.data.source)
+        if self.multi_label:
+            check_several_labels(recipe, self.target, self.loss)
+        else:
+            check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
@@ -117,6 +123,7 @@ class Classification(Evaluation):
         """What timm makes the model of again, and what must be the same on resume."""
         return {
             **self.timm_config,
+            "multi_label": self.multi_label,
             "samples": self.samples,
             "dense_labels": self.labels,
             "guide_parameters": guide_parameters(self.mixer),
@@ -146,6 +153,8 @@ class Classification(Evaluation):
     def _rehearse(self) -> None:
         """What a mixer or a target refuses of a model, it refuses now: two images, as if in training."""
         size, labels = self.recipe.data.image_size, torch.tensor([0, 1])
+        if self.multi_label:
+            labels = torch.eye(2, len(self.classes))
         images = torch.rand(2, 3, size, size, generator=generator(0))
         dense = None
         if self.labeller is not None:
@@ -194,6 +203,13 @@ class Classification(Evaluation):
         mix, guidance = mix_batch(mixer, unmixed, generator)
         truth = truth._replace(clean=guidance.logits if guidance else None)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
+
+
+def _hint(source: Source | Stream, name: str) -> str:
+    """What helps with files that can't be read."""
+    if isinstance(source, Table):
+        return f"; paths in {name} are seen from its folder"
+    return f"; labelflow data check {quote(name)} finds all such files" if isinstance(source, Listed) else ""
 
 
 def _check_labels(recipe: Recipe, target: Target) -> None:

@@ -155,13 +155,19 @@ class Kind(NamedTuple):
     command: str  # labelflow COMMAND RECIPE trains it
     what: str  # it trains
     recipe: type[Any]
-    unit: str  # of its headline
-    headline: str  # the metric that counts
+    headline: str  # the metric that counts; a run's config.json may name another
     task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a config
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[..., Any]  # (model) -> what an evaluation asks
     build: Callable[..., Any] | None  # (recipe, config) -> its run's model, with random weights; None: a classifier
 
+    @property
+    def unit(self) -> str:
+        """Of its headline."""
+        return UNITS[self.headline]
+
+
+UNITS = {"top1": "% top-1", "map": "% mAP", "miou": "% mIoU", "box_ap": "% box AP"}  # of headlines
 
 KINDS = {
     kind.name: kind
@@ -171,7 +177,6 @@ KINDS = {
             command="train",
             what="classifier",
             recipe=Recipe,
-            unit="% top-1",
             headline="top1",
             task=deferred("labelflow.tasks.classify:Classification"),
             evaluation=deferred("labelflow.tasks.classify:Evaluation"),
@@ -183,7 +188,6 @@ KINDS = {
             command="segment",
             what="segmenter",
             recipe=SegmentRecipe,
-            unit="% mIoU",
             headline="miou",
             task=deferred("labelflow.tasks.segment.task:Segmentation"),
             evaluation=partial(deferred("labelflow.tasks.segment.task:Segmentation"), training=False),
@@ -195,7 +199,6 @@ KINDS = {
             command="detect",
             what="detector",
             recipe=DetectRecipe,
-            unit="% box AP",
             headline="box_ap",
             task=deferred("labelflow.tasks.detect.task:Detection"),
             evaluation=partial(deferred("labelflow.tasks.detect.task:Detection"), training=False),
@@ -208,6 +211,13 @@ KINDS = {
 
 def kind_of(recipe: AnyRecipe) -> Kind:
     return next(kind for kind in KINDS.values() if isinstance(recipe, kind.recipe))
+
+
+def headline_of(run: Run) -> str:
+    """The metric that decides which of a run's weights are best."""
+    config = run.config()
+    headline: str = config.get("headline") or KINDS[config.get("task", "classify")].headline
+    return headline
 
 
 def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
