@@ -22,6 +22,7 @@ import labelflow
 from labelflow.classifier import load
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
+from labelflow.data.table import Table
 from labelflow.engine.run import DETAILS, Run
 from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
@@ -166,8 +167,8 @@ def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The metric to compare: the EMA's top-1 accuracy if there is an EMA."""
-    return "ema_top1" if "ema_top1" in metrics else "top1"
+    """The metric to compare: top-1 accuracy, or mAP where images have several labels; the EMA's if there is an EMA."""
+    return next(name for name in ("ema_top1", "ema_map", "top1", "map") if name in metrics)
 
 
 def peak_memory() -> int:
@@ -183,12 +184,14 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> str:
-    """Of a folder or of shards: all samples' names and classes; otherwise the name of the data and its size."""
+    """Of a folder, a table or shards: all samples' names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split, tell)
         parts += [split, *source.classes, str(len(source))]
-        if isinstance(source, Folder):
+        if isinstance(source, Table):
+            parts += [f"{source.key(index)} {source.lists.of(index).tolist()}" for index in range(len(source))]
+        elif isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels.tolist())]
         elif isinstance(source, Shards):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.samples["label"].tolist())]

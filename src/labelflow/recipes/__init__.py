@@ -9,6 +9,7 @@ from labelflow.recipes import (
     detection,
     distillation,
     imagenet,
+    multilabel,
     rivals,
     segmentation,
     small,
@@ -32,6 +33,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
+        *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
         *_of("DeiT III", deit3.ENTRIES),

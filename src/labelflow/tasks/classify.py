@@ -22,6 +22,7 @@ from labelflow.data import (
     PixelBatch,
     Preprocessing,
     Problem,
+    Source,
     Stream,
     Unreadable,
     eval_batches,
@@ -32,6 +33,8 @@ from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
 from labelflow.data.sampling import make_order
+from labelflow.data.several import is_multi_label
+from labelflow.data.table import Table
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
@@ -46,6 +49,7 @@ from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.imbalance import training_loss, weights_checksum
+from labelflow.tasks.multilabel import MultiLabel, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
 from labelflow.tokens import check_image_size
@@ -59,10 +63,9 @@ class Evaluation:
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
         self.eval_source = open_source(recipe.data, "val", tell)
-        in_folder = isinstance(self.eval_source, Listed)
-        hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
-        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
-        self.metric = Accuracy(self.eval_source.classes, recipe.best)
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, _hint(self.eval_source, recipe.data.source))
+        self.multi_label, classes = is_multi_label(self.eval_source), self.eval_source.classes
+        self.metric = MultiLabel(classes) if self.multi_label else Accuracy(classes, recipe.best)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -99,7 +102,10 @@ class Classification(Evaluation):
         self.classes = list(self.train_source.classes)
         self.loss = training_loss(recipe, self.train_source)
         self.order = make_order(recipe.data.sampling, self.train_source, recipe.training.seed)
-        check_several(self.classes, recipe.data.source)
+        if self.multi_label:
+            check_several_labels(recipe, self.target, self.loss)
+        else:
+            check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
@@ -136,6 +142,7 @@ class Classification(Evaluation):
         """What timm makes the model of again, and what must be the same on resume."""
         return {
             **self.timm_config,
+            "multi_label": self.multi_label,
             "samples": self.samples,
             "dense_labels": self.labels,
             "teacher": self.teacher.key if self.teacher else "",
@@ -168,7 +175,7 @@ class Classification(Evaluation):
     @torch.no_grad()
     def _rehearse(self, size: int) -> None:
         """What a mixer or a target refuses of a model, it refuses now: two images, as if in training."""
-        labels = torch.tensor([0, 1])
+        labels = torch.eye(2, len(self.classes)) if self.multi_label else torch.tensor([0, 1])
         images = torch.rand(2, 3, size, size, generator=generator(0))
         dense = None
         if self.labellers:
@@ -221,6 +228,13 @@ class Classification(Evaluation):
         taught = self.teacher.taught(batch.images, mix) if self.teacher else None
         truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught)
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
+
+
+def _hint(source: Source | Stream, name: str) -> str:
+    """What helps with files that can't be read."""
+    if isinstance(source, Table):
+        return f"; paths in {name} are seen from its folder"
+    return f"; labelflow data check {quote(name)} finds all such files" if isinstance(source, Listed) else ""
 
 
 def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, Any]]:

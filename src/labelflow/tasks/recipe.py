@@ -201,6 +201,7 @@ class Kind(NamedTuple):
 UNITS = {  # of headlines
     "top1": "% top-1",
     "balanced": "% balanced accuracy",
+    "map": "% mAP",
     "miou": "% mIoU",
     "box_ap": "% box AP",
 }

@@ -160,7 +160,8 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         is_classifier
         and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
     ):
-        changes = {"val_fraction": 1.0, **changes}  # nothing of other data was trained on
+        # Nothing of other data was trained on; a table may lack some of the classes.
+        changes = {"val_fraction": 1.0, "class_names": tuple(Run(folder).config()["label_names"]), **changes}
     recipe = recipe.change(**changes)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
