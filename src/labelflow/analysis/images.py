@@ -18,6 +18,7 @@ from labelflow.data import Data, Stream, open_source
 from labelflow.data.batches import Draw
 from labelflow.data.imagenet import title, wordnet_names
 from labelflow.data.images import read_or_refuse
+from labelflow.data.several import class_ids
 from labelflow.data.transforms import as_view
 from labelflow.data.views import Views
 from labelflow.data.world import World
@@ -76,7 +77,7 @@ def _called(label: Any, labels: list[int], names: list[str]) -> tuple[int, str]:
     """The column and the name of a label, a number; or of several, a multi-hot array."""
     if isinstance(label, int):
         return labels[label], names[label]
-    return -1, ", ".join(names[one] for one in label.nonzero()[0]) or "no label"
+    return -1, ", ".join(names[one] for one in class_ids(label)) or "no label"
 
 
 def pairs_of(

@@ -15,6 +15,7 @@ from labelflow.analysis.drawn import FONT, LINE, OTHERS, Colour, beside, class_c
 from labelflow.data import Source
 from labelflow.data.geometry import Geometry
 from labelflow.data.imagenet import title
+from labelflow.data.several import class_ids
 from labelflow.labels import Store, label_view
 
 SIDE, GAP, COLUMNS = 240, 12, 2  # of a picture, and what lies between, in pixels; tiles in a row
@@ -25,7 +26,7 @@ class LabelMap:
     """An image and its dense label."""
 
     image: Image.Image
-    label: int
+    name: str  # of its class, or of its classes
     classes: ndarray  # (h, w): the likeliest class of each cell
     sureness: ndarray  # (h, w): its probability
 
@@ -49,12 +50,18 @@ def read_map(store: Store, source: Source, index: int) -> LabelMap:
     image, label = source.load(index)
     manifest = store.manifest
     labels = label_view(
-        store[source.key(index)], Geometry(image.size), manifest.grid, len(manifest.classes), manifest.seen
+        store[source.key(index)],
+        Geometry(image.size),
+        manifest.grid,
+        len(manifest.classes),
+        manifest.seen,
+        scores=manifest.scores,
     )
     above, rest = labels.above[0].numpy(), labels.rest[0].numpy()
     likeliest = labels.image.classes[0].numpy()[above.argmax(1)]
     sureness = (above.max(1) + rest).clip(0, 1)
-    return LabelMap(image, label, likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
+    names = [title(manifest.classes[number]) for number in class_ids(label)]
+    return LabelMap(image, ", ".join(names) or "no label", likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
 
 
 def _tile(one: LabelMap, colours: Mapping[int, Colour], names: Sequence[str]) -> Image.Image:
@@ -67,7 +74,7 @@ def _tile(one: LabelMap, colours: Mapping[int, Colour], names: Sequence[str]) ->
     tile = Image.new("RGB", (2 * SIDE + GAP, SIDE + 2 * LINE), "white")
     tile.paste(beside(image, mapped, gap=GAP), (0, 0))
     drawing = ImageDraw.Draw(tile)
-    drawing.text((0, SIDE + 2), fitting(names[one.label], SIDE), "black", FONT)
+    drawing.text((0, SIDE + 2), fitting(one.name, SIDE), "black", FONT)
     for line, (number, cells) in enumerate(Counter(one.classes.flatten().tolist()).most_common(2)):
         part = f" {cells / one.classes.size:.0%}"
         text = fitting(names[number], SIDE - FONT.getlength(part)) + part

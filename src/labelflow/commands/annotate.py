@@ -30,7 +30,10 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
         labels, images = quote(str(options.out)), quote(data) + _where(options)
         split = " --split val" if options.split == "val" else ""
         print(f"  look at them   labelflow labels draw {labels} {images}{split}")
-        print(f"  train on them  labelflow train small_lvvit --data {images} --labels {labels}")
+        recipe = "small_lvvit"
+        if store.manifest.several:  # of which each covers a part of the image only
+            recipe = """small_vit_multilabel --target "token_label(image_label='given')\""""
+        print(f"  train on them  labelflow train {recipe} --data {images} --labels {labels}")
 
 
 def _where(options: Annotate) -> str:

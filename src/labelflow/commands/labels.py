@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
-from labelflow.data.settings import Data
+from labelflow.data.settings import Columns, Data
 from labelflow.files import named_errors
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def draw(
     val_split: str = "val",
     val_fraction: float = 0.1,
     split_seed: int = 0,
+    columns: Annotated[Columns, OmitArgPrefixes] = Columns(),  # noqa: B008 it is frozen
 ) -> None:
     """Draw labels over some images.
 
@@ -121,6 +122,7 @@ def draw(
         val_split: What Hugging Face calls the part to evaluate on, or its wds shards; as for annotate.
         val_fraction: The part of a folder without train and val that is set aside, as for annotate.
         split_seed: Chooses which files are set aside; as for annotate.
+        columns: Of a table, as for annotate.
     """
     if split not in ("train", "val"):
         raise ValueError(f"split must be train or val, not {split!r}")
@@ -136,6 +138,7 @@ def draw(
         val_split=val_split,
         val_fraction=val_fraction,
         split_seed=split_seed,
+        columns=columns,
     )
     source = open_map_style(loading, split)
     store = Store(labels)

@@ -48,6 +48,15 @@ def multi_hot(ids: Sequence[int] | ndarray, classes: int) -> ndarray:
     return hot
 
 
+def class_ids(label: int | ndarray) -> list[int]:
+    """The classes of an image, from its label: a number, or `multi_hot`.
+
+    >>> class_ids(3), class_ids(multi_hot([0, 2], 4))
+    ([3], [0, 2])
+    """
+    return np.flatnonzero(label).tolist() if isinstance(label, ndarray) else [label]
+
+
 def is_multi_label(source: object) -> bool:
     """Whether the images of a source have any number of labels, each a `multi_hot` array instead of a number."""
     return bool(getattr(source, "multi_label", False))

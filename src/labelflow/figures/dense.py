@@ -39,7 +39,7 @@ def compute(request: FigureRequest) -> Data:
     rows = []
     for one in images_of(classifier, *request.images(IMAGES), request.evaluation_data(classifier)):
         logits, grid = place_logits(classifier.model, one.image[None])
-        chances, places = (found.unflatten(0, grid) for found in logits[0].float().softmax(-1).max(-1))
+        chances, places = (found.unflatten(0, grid) for found in classifier.as_probabilities(logits[0]).max(-1))
         classes = [[classifier.class_name(place) for place in line] for line in places.tolist()]
         counted = Counter(name for line in classes for name in line).most_common()
         parts = {name: count / (grid[0] * grid[1]) for name, count in counted}

@@ -31,6 +31,8 @@ def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float])
         if not evaluations:
             raise ValueError(f"{folder} has not been evaluated yet")
         last = evaluations[-1]
+        if "top1" not in last:
+            raise ValueError(f"{folder} has images with several labels; this figure compares top-1 accuracies")
         top1 = last.get("ema_top1", last["top1"])
         name = Path(folder).resolve().name
         results.append(Result(name, recipe.model, top1, value(run, recipe)))

@@ -18,6 +18,7 @@ from labelflow.classifier import Classifier
 from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
 from labelflow.data.batches import Draw
 from labelflow.data.loader import fixed_batches
+from labelflow.data.several import is_multi_label
 from labelflow.data.views import Batch
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.progress import Counted
@@ -27,6 +28,8 @@ from labelflow.labels.manifest import Manifest, center_part
 from labelflow.labels.settings import Annotation
 from labelflow.labels.store import Store
 from labelflow.tokens import final_places, has_token_head, token_grid
+
+LABELS = {False: "one class", True: "several labels"}  # that images have
 
 
 def annotator_preprocessing(preprocessing: Preprocessing, seen: str) -> Preprocessing:
@@ -58,10 +61,13 @@ def annotator_grid(model: nn.Module, images: Tensor) -> tuple[int, int]:
 def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
     """The k best scores of each place and their classes: (…, C) -> (…, k) each.
 
+    "sigmoid": their probabilities, where an image may show several classes.
     "rest": a score of 0 stands for what the other classes have on average, so that a softmax in which all of these
     have 0 gives the k classes exactly the probabilities that the annotator gives them.
     """
     values, classes = logits.topk(k, dim=-1)
+    if scores == "sigmoid":
+        return values.sigmoid(), classes
     others = logits.shape[-1] - k
     if scores == "rest" and others:
         level = logits.scatter(-1, classes, -math.inf).logsumexp(-1, keepdim=True) - math.log(others)
@@ -82,6 +88,19 @@ def annotator_columns(annotator: Classifier, classes: Sequence[str]) -> list[int
         ) from None
 
 
+def kind_of_scores(annotator: Classifier, source: Source, given: str) -> str:
+    """What is kept of an annotator's logits; it has to see images as the data labels them, with one class or several."""
+    several = is_multi_label(source)
+    if annotator.multi_label != several:
+        raise ValueError(
+            f"{annotator.name} was trained on images with {LABELS[annotator.multi_label]}, but those of the data have "
+            f"{LABELS[several]}; train an annotator on this data, and give its folder as --model"
+        )
+    if several and given == "logits":
+        raise ValueError("--scores logits is for images of one class; where they have several, probabilities are kept")
+    return "sigmoid" if several else given
+
+
 def annotate(
     source: Source,
     annotator: Classifier,
@@ -95,6 +114,7 @@ def annotate(
 ) -> Store:
     """Annotate every image of a source, divided among all processes. resume: keep what is there and intact."""
     columns = annotator_columns(annotator, source.classes)
+    scores_kind = kind_of_scores(annotator, source, annotation.scores)
     model = annotator.model.to(accelerator.device).to(memory_format=torch.channels_last).eval()  # faster convolutions
     size = annotator.preprocessing.size
     with accelerator.autocast():
@@ -104,7 +124,7 @@ def annotate(
         weights=annotator.weights,
         image_size=size,
         seen=annotation.seen,
-        scores=annotation.scores,
+        scores=scores_kind,
         grid=grid,
         k=min(annotation.top, len(source.classes)),
         classes=tuple(source.classes),
@@ -158,7 +178,7 @@ def _write(
             with torch.inference_mode(), accelerator.autocast():
                 logits, _ = place_logits(model, batch.images.to(memory_format=torch.channels_last))
             # image by image: with 21k classes, a batch is large
-            found = [best_scores(one[:, chosen].float(), k, annotation.scores) for one in logits]
+            found = [best_scores(one[:, chosen].float(), k, draft.manifest.scores) for one in logits]
             scores, classes = (torch.stack(part) for part in zip(*found, strict=True))
             scores = scores * batch.weights.to(scores)[:, None, None]  # unreadable images get empty labels
             parts.append((_maps(scores, grid), _maps(classes, grid)))

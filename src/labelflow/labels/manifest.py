@@ -13,7 +13,7 @@ from labelflow.files import Checksum, read_sealed, write_sealed
 FORMAT, VERSION = "labelflow label store", 1
 MANIFEST, DRAFT, SAMPLES, INDEX, SHARDS = "manifest.json", "draft.json", "samples.txt", "index.npy", "shards"
 REMEDY = "restore it, or make the store again in a new folder"
-SCORES = ("rest", "logits")
+SCORES = ("rest", "logits", "sigmoid")
 MAX_SHARDS = 512
 
 
@@ -25,7 +25,8 @@ class Manifest:
     weights: str  # where its weights came from; may be empty
     image_size: int  # of the annotator, in pixels; 0: unknown
     seen: str  # "whole": the image stretched to a square; "center(0.956)": that part of the shorter side
-    scores: str  # "rest": relative to the absent classes; "logits": as the network gives them
+    scores: str  # "rest": relative to the absent classes; "logits": as the network gives them; "sigmoid": probabilities,
+    # each for itself, of an annotator for images with several labels
     grid: tuple[int, int]  # rows, columns
     k: int  # scores in a cell
     classes: tuple[str, ...]
@@ -46,11 +47,16 @@ class Manifest:
         if self.image_size < 0:
             raise ValueError(f"image_size must be ≥ 0 (0: unknown), not {self.image_size}")
         if self.scores not in SCORES:
-            raise ValueError(f"scores must be {' or '.join(map(repr, SCORES))}, not {self.scores!r}")
+            raise ValueError(f"scores must be {', '.join(map(repr, SCORES))}, not {self.scores!r}")
         if self.seen != "whole" and not 0 < center_part(self.seen) <= 1:
             raise ValueError(
                 f"seen must be 'whole' or 'center(P)' with 0 < P <= 1, such as 'center(0.956)', not {self.seen!r}"
             )
+
+    @property
+    def several(self) -> bool:
+        """Whether the labels are of images that may show any number of the classes."""
+        return self.scores == "sigmoid"
 
     @property
     def shards(self) -> int:

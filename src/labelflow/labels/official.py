@@ -74,6 +74,8 @@ def export_tree(store: Store, out: Path | str, resume: bool = False, say: Callab
             f"{store.folder} has {len(store.manifest.classes)} classes: such a tree stores them in float16, which "
             f"is exact up to {EXACT} only"
         )
+    if store.manifest.several:
+        raise ValueError(f"{store.folder} holds probabilities of several labels; such a tree holds scores of one class")
     keys = store.keys()
     for key in keys:
         if not _is_below(key):

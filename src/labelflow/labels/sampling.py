@@ -1,8 +1,9 @@
 """From label maps of images to the labels of views' tokens.
 
 Scores are averaged over each token's place in the map (RoIAlign, as in Token Labeling's Section 4.1, through an affine
-map), classes that the map doesn't name having the score 0; a softmax over all classes makes them a label. Data workers
-only read the maps: labels are made of them batch by batch, on the device that has the images.
+map), classes that the map doesn't name having the score 0; a softmax over all classes makes them a label. Where an
+image may show several classes, scores are probabilities, and their averages are the label. Data workers only read the
+maps: labels are made of them batch by batch, on the device that has the images.
 
 Shapes: B batch, N tokens on a grid (rows, columns), h×w cells of a map, k classes of a cell, C classes, V classes of a
 map, F frames, S samples of a token along an axis.
@@ -46,7 +47,8 @@ class StoreLabels:
 
     def __call__(self, key: str, geometry: Geometry) -> "ViewedMap":
         manifest = self.store.manifest
-        return viewed_map(self.store[key], geometry, self.grid, len(manifest.classes), manifest.seen, self.compat)
+        how = (self.grid, len(manifest.classes), manifest.seen, self.compat, manifest.scores)
+        return viewed_map(self.store[key], geometry, *how)
 
 
 class ViewedMap(NamedTuple):
@@ -59,6 +61,7 @@ class ViewedMap(NamedTuple):
     frames: tuple[Matrix, ...]  # from the view to the frame before each move
     grid: tuple[int, int]
     num_classes: int
+    scores: str  # `Manifest.scores`
 
     @staticmethod
     def stack(views: "Sequence[ViewedMap]") -> "ViewedMaps":
@@ -80,6 +83,7 @@ class ViewedMap(NamedTuple):
             max(_different(ids.ravel()) for ids in classes),
             views[0].grid,
             views[0].num_classes,
+            views[0].scores,
         )
 
 
@@ -92,11 +96,14 @@ class ViewedMaps(NamedTuple):
     vocabulary: int  # the largest number of classes that a map names
     grid: tuple[int, int]
     num_classes: int
+    scores: str
 
     def to(self, device: torch.device) -> TokenLabels:
         maps, counts, classes, scores = self.split(self.content.to(device, non_blocking=True))
         weights = view_weights(maps, counts, self.most, self.grid, (scores.shape[2], scores.shape[3]))
-        return view_labels(weights, scores.float(), classes.long(), self.vocabulary, self.num_classes)
+        return view_labels(
+            weights, scores.float(), classes.long(), self.vocabulary, self.num_classes, self.scores
+        )
 
     def split(self, content: Tensor) -> list[Tensor]:
         """maps (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move;
@@ -114,14 +121,15 @@ def viewed_map(
     num_classes: int,
     seen: str = "whole",
     compat: Compat = "none",
+    scores: str = "rest",
 ) -> ViewedMap:
-    """`seen`: what of the image the map shows (`Manifest.seen`)."""
+    """`seen`: what of the image the map shows, and `scores`: what it holds, as `Manifest` has them."""
     if compat == "official":
         view, window = _official_matrix(geometry, label_map.scores.shape[1:]), IDENTITY
         bordered = view
     else:
         view, window, bordered = geometry.matrix, seen_window(seen, geometry.size), geometry.bordered
-    return ViewedMap(label_map, view, bordered, window, geometry.frames, grid, num_classes)
+    return ViewedMap(label_map, view, bordered, window, geometry.frames, grid, num_classes, scores)
 
 
 def label_view(
@@ -131,9 +139,10 @@ def label_view(
     num_classes: int,
     seen: str = "whole",
     compat: Compat = "none",
+    scores: str = "rest",
 ) -> TokenLabels:
     """The label of one view and those of its tokens, a batch of one."""
-    return ViewedMap.stack([viewed_map(label_map, geometry, grid, num_classes, seen, compat)]).to(CPU)
+    return ViewedMap.stack([viewed_map(label_map, geometry, grid, num_classes, seen, compat, scores)]).to(CPU)
 
 
 @cache
@@ -144,10 +153,19 @@ def whole_view_weights(grid: tuple[int, int], cells: tuple[int, int], device: to
     return view_weights(maps, torch.from_numpy(counts), counts[0].tolist(), grid, cells).to(device)
 
 
-def view_labels(weights: Tensor, scores: Tensor, classes: Tensor, vocabulary: int, num_classes: int) -> TokenLabels:
-    """The labels of views and their tokens, from scores and classes (B, k, h, w) and what each cell counts for them."""
+def view_labels(
+    weights: Tensor, scores: Tensor, classes: Tensor, vocabulary: int, num_classes: int, kind: str
+) -> TokenLabels:
+    """The labels of views and their tokens, from scores and classes (B, k, h, w) and what each cell counts for them.
+
+    kind: what scores are, `Manifest.scores`.
+    """
     names, full = over_vocabulary(scores, classes, vocabulary, num_classes)
-    return softmax(names, product(weights, full), num_classes)
+    averages = product(weights, full)  # (B, 1 + N, V), first those of the view as a whole
+    if kind == "sigmoid":
+        rest = torch.zeros_like(averages[:, :, 0])  # classes that are not named are not there
+        return TokenLabels(Sparse(names, averages[:, 0], rest[:, 0]), averages[:, 1:], rest[:, 1:])
+    return softmax(names, averages, num_classes)
 
 
 def view_weights(

@@ -16,7 +16,8 @@ class Annotation:
     seen: str = "whole"
     """What the annotator sees: the whole image, stretched to a square; or center(0.9), a part of its shorter side."""
     scores: Literal["rest", "logits"] = "rest"
-    """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper."""
+    """rest: scores relative to the classes that are not kept, which count 0; logits: as they are, as in the paper.
+    Of images with several labels, each class's own probability is kept."""
     batch: int = 0
     """Images that pass through the annotator at once; 0: 64, or 2 on a CPU, which is faster there."""
     shard: int = 0

@@ -17,6 +17,7 @@ class Taught(NamedTuple):
 
     logits: Tensor | None = None  # (B, C), for the classes of the data
     features: Tensor | None = None  # (B, D): what its classifier sees of them
+    several: bool = False  # whether an image may show any number of its classes: a sigmoid of each logit, no softmax
 
 
 class Truth(NamedTuple):

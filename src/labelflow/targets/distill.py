@@ -22,7 +22,8 @@ class Distill:
     """(1-α)·the terms of another target + α·the distance to the teacher.
 
     kind: "soft", τ²·KL(softmax(teacher/τ) ‖ softmax(student/τ)), mean over images (Hinton et al., 2015; as timm has it,
-    C times what DeiT's code has); "hard", cross-entropy with the teacher's likeliest class (DeiT, Eq. 3); "features",
+    C times what DeiT's code has), and of images with several labels τ² times the binary cross-entropy with
+    σ(teacher/τ), mean over images and classes; "hard", cross-entropy with the teacher's likeliest class (DeiT, Eq. 3); "features",
     the mean squared distance of what the classifiers see, after a linear layer where the widths differ (timm's).
     A model with a distillation token learns from the teacher by that token's logits, and from labels by the class
     token's; any other one by the same logits. tau: temperature, of "soft" alone.
@@ -44,6 +45,7 @@ class Distill:
         if self.target.teacher:
             raise ValueError(f"the target {target} has a teacher already; it cannot be that of another distill")
         self.dense = self.target.dense
+        self.single_label = kind == "hard" or getattr(self.target, "single_label", False)
         self.teacher = "features" if kind == "features" else "logits"
 
     def student(self, model: nn.Module) -> Student:
@@ -64,7 +66,10 @@ class Distill:
         logits = (output.logits if output.distilled is None else output.distilled).float()
         if self.kind == "hard":
             return F.cross_entropy(logits, truth.taught.logits.argmax(1))
-        ours, theirs = ((one.float() / self.tau).log_softmax(1) for one in (logits, truth.taught.logits))
+        ours, theirs = (one.float() / self.tau for one in (logits, truth.taught.logits))
+        if truth.taught.several:
+            return self.tau**2 * F.binary_cross_entropy_with_logits(ours, theirs.sigmoid())
+        ours, theirs = ours.log_softmax(1), theirs.log_softmax(1)
         return self.tau**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
 

@@ -13,6 +13,7 @@ class ReLabel:
 
     dense = True
     teacher: Teaching = ""
+    single_label = True  # of several, each covers a part of the view only
 
     def student(self, model: nn.Module) -> Student:
         return Student(model)

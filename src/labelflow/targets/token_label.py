@@ -21,7 +21,8 @@ class TokenLabel:
     (Eqs. 6 and 7).
 
     beta: weight of the tokens' part.
-    image_label: y^cls, "pooled" from the view's label map, as the released models were trained, or "given" by the data.
+    image_label: y^cls, "pooled" from the view's label map, as the released models were trained, or "given" by the data,
+    as it has to be where images have several labels: each of them covers a part of the view only.
     participation: part of each image's tokens that count, drawn anew every time (Figure 4, left).
     """
 
@@ -38,6 +39,7 @@ class TokenLabel:
         if beta < 0:
             raise ValueError(f"beta, a weight, must not be negative, but is {beta}")
         self.beta, self.image_label, self.participation = beta, image_label, participation
+        self.single_label = image_label == "pooled"
 
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"tokens"})

@@ -7,6 +7,8 @@ output token, and the classifier, is trained on the labels that arrive.
 Shapes: B batch, N tokens, K cells, V classes of an image.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -16,21 +18,27 @@ from labelflow.mix import Mix
 from labelflow.sparse import Sparse
 from labelflow.targets.base import Teaching, Truth
 from labelflow.targets.token_label import mixed_cells
+from labelflow.tokens import token_grid
 
 
 class TokenLabelAligned:
     """H(X^cls, ŷ^cls) + β · mean over tokens of H(Xⁱ, ŷⁱ), where ŷⁱ = Σⱼ Rᵢⱼ·yʲ and R is the flow (TL-Align, Eq. 11).
 
     The sources that flow are the image's cells, not its classes: R holds for any labels of these cells.
+    image_label: ŷ^cls, "pooled" from the cells, or "given" by the data and aligned as in TL-Align: the shares of both
+    images that arrive. It has to be given where images have several labels: each covers a part of the cells only.
     """
 
     dense = True
     teacher: Teaching = ""
 
-    def __init__(self, beta: float = 0.5) -> None:
+    def __init__(self, beta: float = 0.5, image_label: Literal["pooled", "given"] = "pooled") -> None:
+        if image_label not in ("pooled", "given"):
+            raise ValueError(f"image_label must be 'pooled' (from the label map) or 'given', not {image_label!r}")
         if beta < 0:
             raise ValueError(f"beta, a weight, must not be negative, but is {beta}")
-        self.beta = beta
+        self.beta, self.image_label = beta, image_label
+        self.single_label = image_label == "pooled"
 
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"tokens", "cells"})
@@ -40,9 +48,17 @@ class TokenLabelAligned:
         assert output.flow is not None
         assert output.flow.tokens is not None
         cells = cell_labels(truth, mix)
-        image = truth.loss(output.logits, _take(cells, output.flow.heads.mean(1, keepdim=True), 0))
+        heads = output.flow.heads.mean(1, keepdim=True)  # (B, 1, K)
+        image = truth.loss(output.logits, self._image_label(cells, heads, truth, mix))
         tokens = truth.loss(output.tokens, _take(cells, output.flow.tokens))
         return [Term("class", image.mean()), Term("tokens", tokens.mean(), self.beta)]
+
+    def _image_label(self, cells: Sparse, heads: Tensor, truth: Truth, mix: Mix) -> Tensor | Sparse:
+        """ŷ^cls; heads (B, 1, K): what of each cell reaches the classifier."""
+        if self.image_label == "pooled":
+            return _take(cells, heads, 0)
+        grid = token_grid(heads.shape[2], mix.share.shape[2], mix.share.shape[3])
+        return mix.blend(truth.classes, (heads[:, 0] * mix.tokens(grid).flatten(1)).sum(1))
 
 
 def cell_labels(truth: Truth, mix: Mix) -> Sparse:

@@ -49,7 +49,7 @@ from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.imbalance import training_loss, weights_checksum
-from labelflow.tasks.multilabel import MultiLabel, check_several_labels
+from labelflow.tasks.multilabel import MultiLabel, check_dense_labels, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
 from labelflow.tokens import check_image_size
@@ -116,7 +116,7 @@ class Classification(Evaluation):
         name, arguments = model_arguments(recipe, len(self.classes))
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
-        self.teacher = make_teacher(recipe, self.target, self.classes)
+        self.teacher = make_teacher(recipe, self.target, self.classes, self.multi_label)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         make = create_for_any_size if self.growth else create
         model = make(name, init=weights_file(recipe.init), **arguments)
@@ -204,6 +204,7 @@ class Classification(Evaluation):
             raise ValueError(f"there is no folder {self.recipe.data.labels}; {how_to_label(self.recipe)}")
         store = Store(self.recipe.data.labels)
         check_classes(self.classes, list(store.manifest.classes), f"the labels {self.recipe.data.labels}")
+        check_dense_labels(self.multi_label, store)
         if isinstance(self.train_source, Stream):
             raise ValueError(
                 f"a stream such as {self.recipe.data.source} has no sample names, so no labels can be found"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from labelflow.data import Batch
 from labelflow.engine import Details
+from labelflow.labels import Store
 from labelflow.loss import BinaryCrossEntropy, CrossEntropy, Loss
 from labelflow.targets import Target
 from labelflow.tasks.recipe import Recipe
@@ -45,7 +46,7 @@ class MultiLabel:
         right, given, there = ((found & labels).sum(0), found.sum(0), labels.sum(0))  # (C,) each
         precision, recall, f1 = _part(right, given), _part(right, there), _part(2 * right, given + there)
         scores = {
-            "ap": np.array([average_precision(*pair) for pair in zip(logits.T, labels.T, strict=True)]),
+            "ap": average_precisions(logits, labels),
             "precision": precision,
             "recall": recall,
             "f1": f1,
@@ -90,6 +91,11 @@ def average_precision(scores: ndarray, positive: ndarray) -> float:
     return float(precision.mean())
 
 
+def average_precisions(scores: ndarray, positive: ndarray) -> ndarray:
+    """Of each class: (N, C) each -> (C,)"""
+    return np.array([average_precision(*pair) for pair in zip(scores.T, positive.T, strict=True)])
+
+
 def _part(some: ndarray, every: ndarray) -> ndarray:
     """nan of nothing"""
     return np.divide(some, every, out=np.full(np.shape(every), np.nan), where=np.asarray(every) > 0)
@@ -109,5 +115,20 @@ def check_several_labels(recipe: Recipe, target: Target, loss: Loss) -> None:
     if getattr(target, "single_label", False):
         raise ValueError(
             f"the target {recipe.target} is defined for images of one class, but those of {recipe.data.source} have "
-            "several: --target tl_align, transmix or plain"
+            "several: --target tl_align, transmix or plain, or, with dense labels, "
+            "--target \"token_label(image_label='given')\""
+        )
+
+
+def check_dense_labels(several: bool, store: Store) -> None:
+    """Whether stored labels are of such images as the data has."""
+    if several and not store.manifest.several:
+        raise ValueError(
+            f"the labels {store.folder} say which one class is where, but the images have several: annotate them with "
+            "the run of a classifier for several labels"
+        )
+    if store.manifest.several and not several:
+        raise ValueError(
+            f"the labels {store.folder} are of images with several labels, but these have one class each: annotate "
+            "them with a classifier of one class"
         )

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labelflow.align import Student, head_width
-from labelflow.classifier import load
+from labelflow.classifier import Classifier, load
 from labelflow.engine.setup import resolve_precision
 from labelflow.guides.base import per_channel
-from labelflow.labels.annotation import annotator_grid, place_logits
+from labelflow.labels.annotation import LABELS, annotator_grid, place_logits
 from labelflow.labels.online import online_labels
 from labelflow.mix import Mix
 from labelflow.sparse import TokenLabels
@@ -34,16 +34,18 @@ class Teacher:
     """The teacher of a recipe, for data with these classes.
 
     It sees what the student sees, in its own colours (mean and std), and stretched to its own size where that differs.
-    Of its classes those of the data count: a softmax over its answers is one over these.
+    Of its classes those of the data count: a softmax over its answers is one over these. Where its features alone are
+    needed, its classes may be any.
     """
 
-    def __init__(self, recipe: Recipe, classes: Sequence[str], need: str, annotates: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, classes: Sequence[str], need: str, annotates: bool, several: bool = False
+    ) -> None:
         classifier = load(recipe.teacher, image_size=recipe.teacher_size, classes=classes)
-        try:
-            columns = classifier.columns(classes)
-        except ValueError as error:
-            raise ValueError(f"--teacher {recipe.teacher}: {error}") from None
-        self.key = classifier.key
+        columns = None
+        if need == "logits" or annotates:  # features know no classes
+            columns = teacher_columns(classifier, recipe, classes, several)
+        self.key, self.several = classifier.key, several
         self.need, self.annotates, self.top = need, annotates, recipe.teacher_top
         self.size, self.data = classifier.preprocessing.size, recipe.data
         self.mean, self.std = classifier.preprocessing.mean, classifier.preprocessing.std
@@ -71,7 +73,7 @@ class Teacher:
         with self.autocast(seen):
             if self.need == "features":
                 return Taught(features=self.model.forward_head(self.model.forward_features(seen), pre_logits=True))
-            return Taught(self.of_data(self.model(seen)))
+            return Taught(self.of_data(self.model(seen)), several=self.several)
 
     @torch.no_grad()
     def labels(self, images: Tensor, student: Student) -> TokenLabels | None:
@@ -82,7 +84,7 @@ class Teacher:
         with self.autocast(seen):
             logits, cells = place_logits(self.model, seen)
         grid = student.token_grid((images.shape[2], images.shape[3]))
-        return online_labels(self.of_data(logits), cells, grid, self.top)
+        return online_labels(self.of_data(logits), cells, grid, self.top, "sigmoid" if self.several else "rest")
 
     def see(self, images: Tensor) -> Tensor:
         """The student's images as the teacher takes them, (B, 3, size, size), and the teacher where they are."""
@@ -108,10 +110,25 @@ class Teacher:
         return logits.index_select(-1, self.columns).float()
 
 
-def make_teacher(recipe: Recipe, target: Target, classes: Sequence[str]) -> Teacher | None:
+def teacher_columns(
+    classifier: Classifier, recipe: Recipe, classes: Sequence[str], several: bool
+) -> list[int] | None:
+    """Of its logits for the classes of the data; None: all of them. It has to see images as these are labelled."""
+    if classifier.multi_label != several:
+        raise ValueError(
+            f"--teacher {recipe.teacher} was trained on images with {LABELS[classifier.multi_label]}, but those of "
+            f"{recipe.data.source} have {LABELS[several]}: give one that was trained on such images"
+        )
+    try:
+        return classifier.columns(classes)
+    except ValueError as error:
+        raise ValueError(f"--teacher {recipe.teacher}: {error}") from None
+
+
+def make_teacher(recipe: Recipe, target: Target, classes: Sequence[str], several: bool) -> Teacher | None:
     """The one that a recipe names, if any; it annotates where a target needs dense labels and there is no store."""
     annotates = target.dense and not recipe.data.labels
-    return Teacher(recipe, classes, target.teacher, annotates) if recipe.teacher else None
+    return Teacher(recipe, classes, target.teacher, annotates, several) if recipe.teacher else None
 
 
 def check_teaching(recipe: Recipe, target: Target) -> None:
