@@ -108,7 +108,7 @@ def test_the_table(table: list[Row]) -> None:
 def test_columns_of_unbalanced_data() -> None:
     """Of 6 classes the worst fifth is 2."""
     recalls = {0: [80.0, 10.0, 90.0, 20.0, 70.0, 95.0], 1: [80.0, 30.0, 90.0, 40.0, 70.0, 95.0]}
-    results = [result("cutmix", seed, 70.0, balanced=60.0 + seed) | {"recalls": recalls[seed]} for seed in (0, 1)]
+    results = [result("cutmix", seed, 70.0, balanced=60.0 + seed) | {"class_scores": recalls[seed]} for seed in (0, 1)]
     results += [result("tl_align", 0, 70.0, ema_top1=71.0, balanced=50.0, ema_balanced=65.0)]
     table = rows(results, {}, ["cutmix", "tl_align"])
     assert [(row.balanced, row.worst) for row in table] == [(60.5, 25.0), (65.0, None)]

@@ -60,8 +60,8 @@ def read_map(store: Store, source: Source, index: int) -> LabelMap:
     above, rest = labels.above[0].numpy(), labels.rest[0].numpy()
     likeliest = labels.image.classes[0].numpy()[above.argmax(1)]
     sureness = (above.max(1) + rest).clip(0, 1)
-    names = [title(manifest.classes[number]) for number in class_ids(label)]
-    return LabelMap(image, ", ".join(names) or "no label", likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
+    name = ", ".join(title(manifest.classes[number]) for number in class_ids(label)) or "no label"
+    return LabelMap(image, name, likeliest.reshape(manifest.grid), sureness.reshape(manifest.grid))
 
 
 def _tile(one: LabelMap, colours: Mapping[int, Colour], names: Sequence[str]) -> Image.Image:

@@ -35,7 +35,8 @@ class Sample:
     mix: Mix
     layers: dict[str, Tensor]  # (h, w): the own share of each token after a block, under its name
     arrived: float  # the own share of what reached the classifier
-    answers: list[tuple[str, float]]  # the model's two likeliest classes for the mixed image, and their probabilities
+    answers: list[tuple[str, float]]  # the model's likeliest classes for the mixed image, and their probabilities: two,
+    # or more where an image may show several
 
     @property
     def mixed(self) -> Tensor:
@@ -77,7 +78,7 @@ def mixed_samples(
                 mix,
                 layers={layer.name: layer.map[0] for layer in aligned.trace(mixed, share)},
                 arrived=float(arrived[0]),
-                answers=likeliest(classifier, logits[0]),
+                answers=likeliest(classifier, logits[0], 5 if classifier.multi_label else 2),
             )
         )
     return samples

@@ -21,7 +21,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         jobs: Cells to train in parallel, each with its share of the cores.
         dry_run: Only list the cells.
     """
-    from labelflow.comparison.cells import headline
+    from labelflow.comparison.cells import told
     from labelflow.engine import Interrupted
     from labelflow.engine.progress import Counted
     from labelflow.study.plan import read_plan
@@ -49,8 +49,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
                 if isinstance(result, Exception):
                     failed.append(f"{cell.method}, seed {cell.seed}: {result}")
                 elif result is not None:
-                    accuracy = result["metrics"][headline(result["metrics"])]
-                    progress.say(f"{cell.method}, seed {cell.seed}: {accuracy:.2f} % top-1")
+                    progress.say(f"{cell.method}, seed {cell.seed}: {told(result)}")
                 progress.advance(1)
 
             run(plan, cells, jobs, done)

@@ -23,6 +23,7 @@ from labelflow.classifier import load
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
 from labelflow.data.table import Table
+from labelflow.engine import Details
 from labelflow.engine.run import DETAILS, Run
 from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
@@ -31,7 +32,7 @@ from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import flat, read_recipe
+from labelflow.tasks.recipe import UNITS, flat, read_recipe
 from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file
@@ -133,7 +134,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "samples": config["samples"],
         "val_samples": len(open_source(cell.recipe.data, "val")),
         "metrics": metrics,
-        "recalls": [own["recall"] for own in run.read(DETAILS).values() if own["recall"] is not None],
+        "class_scores": class_scores(run.read(DETAILS)),
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
         "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - started, 1),
@@ -164,6 +165,22 @@ def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
         if line["kind"] == "train":
             yield (line["update"] - before) * cell.recipe.training.batch / line["images_per_second"]
             before = line["update"]
+
+
+def class_scores(details: Details) -> list[float]:
+    """How well each class is recognised, where that is defined: its recall or, of several labels, its AP."""
+    scores = (next(iter(own.values())) for own in details.values())
+    return [score for score in scores if score is not None]
+
+
+def metric_of(result: Result) -> str:
+    """The metric to compare, top1 or map, be it the EMA's or not."""
+    return headline(result["metrics"]).removeprefix("ema_")
+
+
+def told(result: Result) -> str:
+    """A cell's result in words: 71.3 % top-1"""
+    return f"{result['metrics'][headline(result['metrics'])]:.1f} {UNITS[metric_of(result)]}"
 
 
 def headline(metrics: dict[str, Any]) -> str:

@@ -9,9 +9,10 @@ from labelflow.html import Interval, document, dot_plot, save, standalone, table
 from labelflow.html.chart import ticks
 
 OPTIONAL = ("balanced, %", "worst fifth, %")  # columns that are left out where there is nothing in them
+METRICS = {"top1": ("top-1", "top-1 accuracy"), "map": ("mAP", "mean average precision")}  # short and long
 HEAD = (
     "method",
-    "top-1, %",
+    "{metric}, %",
     *OPTIONAL,
     "difference to the first, 95 % interval",
     "verdict",
@@ -21,29 +22,36 @@ HEAD = (
 )
 
 NOTE = (
-    "Top-1 accuracy after the last epoch, mean ± standard deviation over seeds (how many). balanced is the mean over "
-    "classes, shown where they differ in size; worst fifth is that over the fifth of the classes with the lowest "
-    "accuracy. The difference is paired, seed by seed, with Student's 95 % confidence interval, not corrected for the "
-    "number of methods; a method is better or worse only if the interval excludes 0. images/s is relative to the first "
-    "row, all methods in turn in one run. Memory is the largest of a training process; parameters are the model's, and "
-    "those of a model beside it in training."
+    "{metric} after the last epoch, mean ± standard deviation over seeds (how many). {by_class} The difference is "
+    "paired, seed by seed, with Student's 95 % confidence interval, not corrected for the number of methods; a method "
+    "is better or worse only if the interval excludes 0. images/s is relative to the first row, all methods in turn in "
+    "one run. Memory is the largest of a training process; parameters are the model's, and those of a model beside it "
+    "in training."
 )
+
+BY_CLASS = {
+    "top1": "balanced is the mean over classes, shown where they differ in size; worst fifth is that over the fifth of "
+    "the classes with the lowest accuracy.",
+    "map": "It is the mean over classes; worst fifth is that over the fifth of the classes with the lowest precision.",
+}
 
 MANY = 5  # seeds, from which on intervals are about as wide as their spread
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the table's numbers are, and why intervals are wide where they are."""
+    metric = rows[0].metric
+    about = NOTE.format(metric=METRICS[metric][1].capitalize(), by_class=BY_CLASS[metric])
     gaps = [row.against_first for row in rows if row.against_first is not None]
     fewest = min((gap.seeds for gap in gaps), default=MANY)
     if fewest >= MANY:
-        return [NOTE]
+        return [about]
     if fewest == 1:
-        return [NOTE, "One seed has no interval, so nothing can be said of its difference: --seeds 0 1 2 3 4."]
+        return [about, "One seed has no interval, so nothing can be said of its difference: --seeds 0 1 2 3 4."]
     deviation = max(gap.deviation for gap in gaps)
     needed = seeds_for(1.0, deviation)
     return [
-        NOTE,
+        about,
         f"The intervals are wide because {fewest} seeds say little about the spread between seeds: they reach "
         f"{half_width(fewest):.1f} standard deviations of the differences to either side, and with {MANY} seeds "
         f"{half_width(MANY):.1f}. The largest standard deviation here is {deviation:.1f} points (what one evaluation "
@@ -76,8 +84,9 @@ def cells_of(row: Row) -> list[str]:
 def columns_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The heads and the rows of a table."""
     lines = list(map(cells_of, rows))
-    kept = [place for place, head in enumerate(HEAD) if head not in OPTIONAL or any(line[place] for line in lines)]
-    return [HEAD[place] for place in kept], [[line[place] for place in kept] for line in lines]
+    heads = [head.format(metric=METRICS[rows[0].metric][0]) for head in HEAD]
+    kept = [place for place, head in enumerate(heads) if head not in OPTIONAL or any(line[place] for line in lines)]
+    return [heads[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -100,7 +109,7 @@ def plot(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     values = [value for row in intervals for value in (row.low, row.high, *row.points)]
-    return dot_plot(intervals, "top-1 accuracy, %", ticks(min(values), max(values)))
+    return dot_plot(intervals, f"{METRICS[rows[0].metric][1]}, %", ticks(min(values), max(values)))
 
 
 def write_svg(path: Path, rows: Sequence[Row]) -> None:

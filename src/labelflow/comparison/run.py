@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from labelflow.comparison.cells import Cell, Result, headline, make_cells
+from labelflow.comparison.cells import Cell, Result, make_cells, told
 from labelflow.comparison.page import markdown, write_page, write_svg
 from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
@@ -47,7 +47,7 @@ class Comparison(Page):
         return [
             {
                 "method": row.method,
-                "top1": row.mean,
+                row.metric: row.mean,
                 "balanced": row.balanced,
                 "worst_fifth": row.worst,
                 "spread": row.spread,
@@ -117,7 +117,7 @@ def _train(missing: list[Cell], results: dict[Cell, Result], options: Compare, q
                 failed[name] = result
             elif result is not None:
                 results[cell] = result
-                status = f"{result['metrics'][headline(result['metrics'])]:.1f} % top-1"
+                status = told(result)
             tell(f"{name}: {status}")
             progress.advance(1)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import atan, ceil, cos, pi, sin, sqrt
 from statistics import mean, stdev
 
-from labelflow.comparison.cells import Result, headline
+from labelflow.comparison.cells import Result, headline, metric_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Difference:
 @dataclass(frozen=True)
 class Row:
     method: str
-    accuracies: dict[int, float]  # of each seed, after the last epoch, in percent
+    accuracies: dict[int, float]  # of each seed, after the last epoch, in percent: top-1 or, of several labels, mAP
     speed: float | None  # images/s relative to the first row
     memory: int  # bytes, the largest of its cells
     parameters: int  # of the model
@@ -43,7 +43,8 @@ class Row:
     seconds: float  # of training, all seeds together
     against_first: Difference | None  # None for the first row, or where no seed is shared
     balanced: float | None = None  # accuracy, mean over classes; None where they have as many images
-    worst: float | None = None  # accuracy, mean over the worst fifth of the classes; None for older cells
+    worst: float | None = None  # accuracy or AP, mean over the worst fifth of the classes; None for older cells
+    metric: str = "top1"  # or map
 
     @property
     def mean(self) -> float:
@@ -122,13 +123,13 @@ def student_quantile(probability: float, freedom: int) -> float:
     return high
 
 
-def worst_fifth(recalls: Sequence[float]) -> float:
+def worst_fifth(scores: Sequence[float]) -> float:
     """The mean over the fifth of the classes that are recognised worst, at least one.
 
     >>> worst_fifth([80.0, 10.0, 90.0, 20.0, 70.0, 95.0])
     15.0
     """
-    return mean(sorted(recalls)[: ceil(len(recalls) / 5)])
+    return mean(sorted(scores)[: ceil(len(scores) / 5)])
 
 
 def _balanced(cell: Result) -> str:
@@ -164,7 +165,8 @@ def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequen
                 sum(cell["seconds"] for cell in cells),
                 compare(accuracy[methods[0]], accuracy[method], step) if method != methods[0] else None,
                 _mean([cell["metrics"][name] for cell in cells if (name := _balanced(cell)) in cell["metrics"]]),
-                _mean([worst_fifth(cell["recalls"]) for cell in cells if cell.get("recalls")]),
+                _mean([worst_fifth(cell["class_scores"]) for cell in cells if cell.get("class_scores")]),
+                metric_of(cells[0]),
             )
         )
     return table

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
+HOW_MANY = {False: "one class", True: "several labels"}  # images have, by `is_multi_label`
+
 
 class LabelLists:
     """The labels of images as arrays, not as objects: those of image i are `ids[starts[i]:starts[i + 1]]`.

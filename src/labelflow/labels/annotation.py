@@ -18,7 +18,7 @@ from labelflow.classifier import Classifier
 from labelflow.data import Data, Preprocessing, Problem, Source, Unreadable, on_device
 from labelflow.data.batches import Draw
 from labelflow.data.loader import fixed_batches
-from labelflow.data.several import is_multi_label
+from labelflow.data.several import HOW_MANY, is_multi_label
 from labelflow.data.views import Batch
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.progress import Counted
@@ -28,8 +28,6 @@ from labelflow.labels.manifest import Manifest, center_part
 from labelflow.labels.settings import Annotation
 from labelflow.labels.store import Store
 from labelflow.tokens import final_places, has_token_head, token_grid
-
-LABELS = {False: "one class", True: "several labels"}  # that images have
 
 
 def annotator_preprocessing(preprocessing: Preprocessing, seen: str) -> Preprocessing:
@@ -89,12 +87,12 @@ def annotator_columns(annotator: Classifier, classes: Sequence[str]) -> list[int
 
 
 def kind_of_scores(annotator: Classifier, source: Source, given: str) -> str:
-    """What is kept of an annotator's logits; it has to see images as the data labels them, with one class or several."""
+    """What to keep of an annotator's logits. It has to see images as they are labelled: with one class, or several."""
     several = is_multi_label(source)
     if annotator.multi_label != several:
         raise ValueError(
-            f"{annotator.name} was trained on images with {LABELS[annotator.multi_label]}, but those of the data have "
-            f"{LABELS[several]}; train an annotator on this data, and give its folder as --model"
+            f"{annotator.name} was trained on images with {HOW_MANY[annotator.multi_label]}, but those of the data "
+            f"have {HOW_MANY[several]}; train an annotator on this data, and give its folder as --model"
         )
     if several and given == "logits":
         raise ValueError("--scores logits is for images of one class; where they have several, probabilities are kept")

@@ -39,7 +39,7 @@ def label_problem(scores: Array, classes: Array, manifest: Manifest) -> str:
     """What is wrong with label maps; '' if nothing is."""
     if not np.isfinite(scores).all():
         return "some scores are not finite in float16"
-    if manifest.several and not (0 <= scores.min() and scores.max() <= 1):
+    if manifest.several and not ((scores >= 0) & (scores <= 1)).all():
         return "some scores, which are probabilities, do not lie in [0, 1]"
     if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= len(manifest.classes):
         return f"classes must be integers from 0 to {len(manifest.classes) - 1}"

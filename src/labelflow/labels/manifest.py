@@ -25,8 +25,8 @@ class Manifest:
     weights: str  # where its weights came from; may be empty
     image_size: int  # of the annotator, in pixels; 0: unknown
     seen: str  # "whole": the image stretched to a square; "center(0.956)": that part of the shorter side
-    scores: str  # "rest": relative to the absent classes; "logits": as the network gives them; "sigmoid": probabilities,
-    # each for itself, of an annotator for images with several labels
+    scores: str  # "rest": relative to the absent classes; "logits": as the network gives them; "sigmoid": where images
+    # have several labels, the probability of each class
     grid: tuple[int, int]  # rows, columns
     k: int  # scores in a cell
     classes: tuple[str, ...]

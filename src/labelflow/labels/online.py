@@ -16,7 +16,8 @@ def online_labels(
 ) -> TokenLabels:
     """The labels of views and of their tokens on a grid, from what an annotator saw at every place of them.
 
-    logits (B, N, C), on cells (h, w) that cover the view: `place_logits`. top: classes kept for each place. scores: `Manifest.scores`.
+    logits (B, N, C), on cells (h, w) that cover the view: `place_logits`. top: classes kept for each place.
+    scores: `Manifest.scores`.
     """
     num_classes = logits.shape[2]
     k = min(top, num_classes)

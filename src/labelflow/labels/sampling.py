@@ -101,9 +101,7 @@ class ViewedMaps(NamedTuple):
     def to(self, device: torch.device) -> TokenLabels:
         maps, counts, classes, scores = self.split(self.content.to(device, non_blocking=True))
         weights = view_weights(maps, counts, self.most, self.grid, (scores.shape[2], scores.shape[3]))
-        return view_labels(
-            weights, scores.float(), classes.long(), self.vocabulary, self.num_classes, self.scores
-        )
+        return view_labels(weights, scores.float(), classes.long(), self.vocabulary, self.num_classes, self.scores)
 
     def split(self, content: Tensor) -> list[Tensor]:
         """maps (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move;

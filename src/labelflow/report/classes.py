@@ -6,6 +6,8 @@ from labelflow.html import table
 
 MOST = 20  # classes of a classifier that a table shows
 HEADINGS = {
+    "ap": "AP, %",
+    "f1": "F1, %",
     "iou": "IoU, %",
     "accuracy": "accuracy, %",
     "box_ap": "box AP, %",

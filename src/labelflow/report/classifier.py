@@ -8,11 +8,12 @@ from labelflow.analysis.label_maps import label_picture
 from labelflow.analysis.rmse import fluctuation
 from labelflow.analysis.samples import Sample, mixed_samples, overlay, photo
 from labelflow.classifier import Classifier, load
-from labelflow.data import Data, Preprocessing, open_map_style
+from labelflow.data import Data, open_map_style
 from labelflow.engine.run import Run
 from labelflow.html import data_uri
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
+from labelflow.predictions import THRESHOLD
 from labelflow.report import classes
 from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page, percent
 from labelflow.tasks.classify import Recipe
@@ -121,7 +122,7 @@ def _samples(classifier: Classifier, recipe: Recipe) -> str:
     mixer, note = recipe.mixer, ""
     if isinstance(make_mixer(mixer), NoMix):
         mixer, note = "cutmix", " (the recipe itself mixes nothing)"
-    figures = "".join(_sample(sample, classifier.preprocessing) for sample in mixed_samples(classifier, mixer))
+    figures = "".join(_sample(sample, classifier) for sample in mixed_samples(classifier, mixer))
     images = images_of(classifier, MOVED_IMAGES, (), evaluation_data(classifier))
     return f"""<p>Pairs of evaluation images, mixed by <code>{escape(mixer)}</code>{note}; draws that leave less than a
 fifth of one are skipped. Before alignment, the label of a token says what its patch shows:
@@ -148,7 +149,15 @@ def _moved(rmse: float, images: int) -> str:
     )
 
 
-def _sample(sample: Sample, colours: Preprocessing) -> str:
+def seen(answers: list[tuple[str, float]], several: bool) -> str:
+    """What the model sees, in words; of classes that do not exclude one another, those above a half."""
+    found = [pair for pair in answers if pair[1] > THRESHOLD] if several else answers
+    words = " and ".join(f"{escape(name)} ({percent(100 * chance)})" for name, chance in found or answers[:2])
+    return words if found else f"none of its classes; the likeliest are {words}"
+
+
+def _sample(sample: Sample, classifier: Classifier) -> str:
+    colours = classifier.preprocessing
     own, partner = map(escape, sample.names)
     mixed = photo(sample.mixed, colours)
     pictures = [  # with caption and alternative text
@@ -168,9 +177,8 @@ def _sample(sample: Sample, colours: Preprocessing) -> str:
         f'<td class="bar"><i style="--share:{100 * share:.2f}%"></i></td></tr>'
         for heading, share in (("Before: area λ", sample.area), ("After: at the classifier", sample.arrived))
     )
-    answers = " and ".join(f"{escape(name)} ({percent(100 * chance)})" for name, chance in sample.answers)
     return f"""<figure class="sample"><div class="strip">{strip}</div>
 <figcaption><table><thead><tr><th scope="col">Label</th><th scope="col" class="own">{own}</th>
 <th scope="col" class="partner">{partner}</th><td></td></tr></thead><tbody>{rows}</tbody></table>
-<p>In the mixed image, the model sees {answers}.</p></figcaption></figure>
+<p>In the mixed image, the model sees {seen(sample.answers, classifier.multi_label)}.</p></figcaption></figure>
 """

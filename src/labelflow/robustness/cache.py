@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from labelflow.files import atomic_write
+from labelflow.tasks.multilabel import average_precisions
 
 TOP_K = 10  # classes that are stored for each image
 SAVE_EVERY = 60  # seconds between saves of unfinished predictions
@@ -25,12 +26,13 @@ SAVE_EVERY = 60  # seconds between saves of unfinished predictions
 
 @dataclass(frozen=True)
 class Predictions:
-    """The best classes of each image, and what else metrics need of the logits."""
+    """The best classes of each image, all of them where it may have several labels, and what else metrics need of the
+    logits."""
 
     classes: ndarray  # (L, N, K) int32, the likeliest first
     logits: ndarray  # (L, N, K) float32: theirs
     logsumexp: ndarray  # (L, N) float32, over all classes
-    labels: ndarray  # (N,) int32
+    labels: ndarray  # (N,) int32; or (N, C), 0 and 1, where images have several
     readable: ndarray  # (N,) bool; unreadable images don't count
 
     @property
@@ -42,6 +44,22 @@ class Predictions:
     def top1(self) -> list[float]:
         """Percent, at each level."""
         return _percent(self.correct)
+
+    @property
+    def score(self) -> list[float]:
+        """How right they are at each level, in percent: `ImageSet.metric`, top-1 accuracy or mAP."""
+        return self.top1 if self.labels.ndim == 1 else self.map
+
+    @property
+    def map(self) -> list[float]:
+        """Mean average precision over the classes that some image shows."""
+        labels = self.labels[self.readable] > 0
+        if not labels.any():
+            raise ValueError("none of the images could be read and has a label")
+        scores = np.empty_like(self.logits)  # (L, N, C), in the order of classes
+        np.put_along_axis(scores, self.classes.astype(np.int64), self.logits, 2)
+        levels = (average_precisions(level, labels) for level in scores[:, self.readable])
+        return [100 * float(np.nanmean(level)) for level in levels]
 
     @property
     def top5(self) -> list[float]:
@@ -65,9 +83,9 @@ class Predictions:
         return np.array([[int(level[index, 0]) in label_sets[index] for index in labelled] for level in self.classes])
 
 
-def summarise(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best classes (B, K) of logits (B, C), their logits (B, K), and log Σ exp (B,)."""
-    best = logits.topk(min(TOP_K, logits.shape[1]))
+def summarise(logits: Tensor, several: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """The best classes (B, K) of logits (B, C), their logits (B, K), and log Σ exp (B,). several: K is C."""
+    best = logits.topk(logits.shape[1] if several else min(TOP_K, logits.shape[1]))
     return best.indices.int(), best.values, logits.logsumexp(1)
 
 
@@ -155,7 +173,7 @@ class PredictionWriter:
     def add(self, logits: Mapping[str, Tensor], labels: Tensor, readable: Tensor) -> None:
         """The next images: each model's logits (B·L, C), which stay on their device until they are saved."""
         for name, own in logits.items():
-            self.summaries[name].append(summarise(own))
+            self.summaries[name].append(summarise(own, several=labels.ndim == 2))
         self.labels.append(labels)
         self.readable.append(readable)
         self.images += len(labels)

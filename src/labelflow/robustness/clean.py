@@ -1,4 +1,4 @@
-"""Accuracy on clean images."""
+"""Accuracy on clean images; where they have several labels, mean average precision."""
 
 from labelflow.robustness.datasets import ImageSet
 from labelflow.robustness.evaluator import Evaluator
@@ -14,12 +14,13 @@ class CleanSuite:
 
     def measure(self) -> Section:
         (predictions,) = self.evaluator.predict(self.dataset, title="clean images")
-        metrics = [Metric("top-1", [own.top1[0] for own in predictions])]
-        if len(self.dataset.classes) > 5:
+        metrics = [Metric(self.dataset.metric, [own.score[0] for own in predictions])]
+        if len(self.dataset.classes) > 5 and not self.dataset.several:
             metrics.append(Metric("top-5", [own.top5[0] for own in predictions]))
         readable, unreadable = int(predictions[0].readable.sum()), int((~predictions[0].readable).sum())
         classes = len(self.dataset.classes)
-        notes = [f"{readable} images of {classes} classes: {self.dataset.name}; {uncertainty(readable)}."]
+        sure = "" if self.dataset.several else f"; {uncertainty(readable)}"
+        notes = [f"{readable} images of {classes} classes: {self.dataset.name}{sure}."]
         if unreadable:
             notes.append(f"{unreadable} unreadable images are left out of every suite.")
         notes += [

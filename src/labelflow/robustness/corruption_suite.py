@@ -1,4 +1,4 @@
-"""Accuracy under the corruptions of ImageNet-C: from its files, or of any images, corrupted on the fly."""
+"""Accuracy, or mAP, under the corruptions of ImageNet-C: from its files, or of any images, corrupted on the fly."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from labelflow.robustness.settings import CorruptionSettings
 from labelflow.spec import known
 
 SEVERITIES = 5
-Top1 = dict[str, list[list[float]]]  # corruption: [model][severity], in percent
+Scores = dict[str, list[list[float]]]  # corruption: [model][severity], in percent: top-1 accuracy or mAP
 
 
 class Corruption:
@@ -88,28 +88,28 @@ class CorruptionSuite:
         return clean + self.evaluator.passes(self.dataset, self.perturbations)
 
     def measure(self) -> Section:
-        clean = [own.top1[0] for own in self.evaluator.predict(self.dataset)[0]] if self.dataset else []
-        top1 = self._from_files() if self.folders else self._on_the_fly()
-        metrics = self._means(top1, clean)
-        details = [Metric(name, [_mean(severities) for severities in top1[name]]) for name in self.names]
+        clean = [own.score[0] for own in self.evaluator.predict(self.dataset)[0]] if self.dataset else []
+        scores = self._from_files() if self.folders else self._on_the_fly()
+        metrics = self._means(scores, clean)
+        details = [Metric(name, [_mean(severities) for severities in scores[name]]) for name in self.names]
         if self._is_imagenet and set(ALEXNET) <= set(self.names):
-            means, errors = self._corruption_errors(top1, clean)
+            means, errors = self._corruption_errors(scores, clean)
             metrics, details = metrics + means, details + errors
         return Section(
             "corruptions",
             "Corruptions",
             metrics,
-            self._charts(top1, clean, self._groups()),
+            self._charts(scores, clean, self._groups()),
             details,
             self._notes(),
             self._strips(),
-            more_charts=self._charts(top1, clean, {name: [name] for name in self.names}),
+            more_charts=self._charts(scores, clean, {name: [name] for name in self.names}),
         )
 
-    def _corruption_errors(self, top1: Top1, clean: list[float]) -> tuple[list[Metric], list[Metric]]:
+    def _corruption_errors(self, scores: Scores, clean: list[float]) -> tuple[list[Metric], list[Metric]]:
         """mCE and relative mCE; and the CE of each corruption."""
         errors = [
-            {name: [1 - value / 100 for value in top1[name][at]] for name in ALEXNET}
+            {name: [1 - value / 100 for value in scores[name][at]] for name in ALEXNET}
             for at in range(len(self.evaluator.models))
         ]
         metrics = [Metric("mCE", [mce(own) for own in errors], "", False)]
@@ -124,41 +124,49 @@ class CorruptionSuite:
         groups = {title: [name for name in group if name in self.names] for title, group in GROUPS.items()}
         return groups if self.counted in groups.values() else {"all corruptions": self.counted, **groups}
 
-    def _means(self, top1: Top1, clean: list[float]) -> list[Metric]:
+    def _means(self, scores: Scores, clean: list[float]) -> list[Metric]:
         if not self.counted:  # extra ones only
-            return [Metric(name, [_mean(severities) for severities in top1[name]]) for name in self.names]
+            return [Metric(name, [_mean(severities) for severities in scores[name]]) for name in self.names]
         models = range(len(self.evaluator.models))
-        means = [_mean([_mean(top1[name][at]) for name in self.counted]) for at in models]
+        means = [_mean([_mean(scores[name][at]) for name in self.counted]) for at in models]
         plural = "s" if len(self.counted) > 1 else ""
-        metrics = [Metric(f"mean top-1 over {len(self.counted)} corruption{plural}", means)]
+        metrics = [Metric(f"mean {self._metric} over {len(self.counted)} corruption{plural}", means)]
         if clean:
             relative = [100 * mean / value if value else 0.0 for mean, value in zip(means, clean, strict=True)]
-            metrics.append(Metric("mean relative to clean top-1", relative))
+            metrics.append(Metric(f"mean relative to clean {self._metric}", relative))
         return metrics
 
-    def _charts(self, top1: Top1, clean: list[float], groups: Mapping[str, Sequence[str]]) -> list[Chart]:
+    def _charts(self, scores: Scores, clean: list[float], groups: Mapping[str, Sequence[str]]) -> list[Chart]:
         """Accuracy over severity, averaged over each group of corruptions; severity 0 is clean."""
         charts = []
-        highest = max(value for models in top1.values() for severities in models for value in (*severities, *clean))
+        highest = max(value for models in scores.values() for severities in models for value in (*severities, *clean))
         for title, names in groups.items():
             lines = {
                 model.name: [(0.0, value) for value in clean[at : at + 1]]
-                + [(s + 1.0, _mean([top1[name][at][s] for name in names])) for s in range(SEVERITIES)]
+                + [(s + 1.0, _mean([scores[name][at][s] for name in names])) for s in range(SEVERITIES)]
                 for at, model in enumerate(self.evaluator.models)
                 if names
             }
             if lines:
-                charts.append(Chart(f"Top-1 accuracy, %: {title}", "severity", lines, y_max=highest))
+                charts.append(Chart(f"{self._title}, %: {title}", "severity", lines, y_max=highest))
         return charts
+
+    @property
+    def _metric(self) -> str:
+        return self.dataset.metric if self.dataset else "top-1"
+
+    @property
+    def _title(self) -> str:
+        return self.dataset.title if self.dataset else "Top-1 accuracy"
 
     @property
     def _is_imagenet(self) -> bool:
         return bool(self.folders) or (self.dataset is not None and self.dataset.classes == imagenet_classes())
 
-    def _on_the_fly(self) -> Top1:
+    def _on_the_fly(self) -> Scores:
         assert self.dataset is not None
         predictions = self.evaluator.predict(self.dataset, self.perturbations, "corruptions")
-        return {name: [own.top1 for own in models] for name, models in zip(self.names, predictions, strict=True)}
+        return {name: [own.score for own in models] for name, models in zip(self.names, predictions, strict=True)}
 
     def _strips(self) -> list[Strip]:
         if self.folders or self.dataset is None:
@@ -166,13 +174,13 @@ class CorruptionSuite:
         examples = zip(self.names, self.evaluator.example(self.dataset, self.perturbations), strict=False)
         return [Strip("An example, at severity 3", {name: levels[2] for name, levels in examples})]
 
-    def _from_files(self) -> Top1:
-        top1 = {}
+    def _from_files(self) -> Scores:
+        scores = {}
         for name in self.folders:
             datasets = (self._open(name, severity) for severity in range(1, SEVERITIES + 1))
             predictions = [self.evaluator.predict(dataset)[0] for dataset in datasets]  # [severity][model]
-            top1[name] = [[own.top1[0] for own in severities] for severities in zip(*predictions, strict=True)]
-        return top1
+            scores[name] = [[own.score[0] for own in severities] for severities in zip(*predictions, strict=True)]
+        return scores
 
     def _open(self, name: str, severity: int) -> ImageSet:
         """Opened only while they are evaluated: all lists of files together would be large."""

@@ -19,7 +19,9 @@ from labelflow.data import Data, Source, World, open_map_style
 from labelflow.data.folder import SPLITS, Listed, first_folder, shorten
 from labelflow.data.imagenet import wordnet_names
 from labelflow.data.images import Decode, to_rgb
+from labelflow.data.rows import is_table
 from labelflow.data.scan import image_files
+from labelflow.data.several import is_multi_label
 from labelflow.data.sources import is_named
 
 FINGERPRINTED = 64  # images that identify a data set that is not made of files
@@ -36,6 +38,21 @@ class ImageSet:
     cropped: bool = False  # its images are centre crops already
     label_sets: Sequence[frozenset[int]] = ()  # where an image may have several correct labels, or none
 
+    @property
+    def several(self) -> bool:
+        """Whether images have any number of labels."""
+        return is_multi_label(self.source)
+
+    @property
+    def metric(self) -> str:
+        """What `Predictions.score` is."""
+        return "mAP" if self.several else "top-1"
+
+    @property
+    def title(self) -> str:
+        """The same, of a chart."""
+        return "Mean average precision" if self.several else "Top-1 accuracy"
+
     @cached_property
     def hashes(self) -> list[str]:
         """Of each image's contents, regardless of its path and its label."""
@@ -51,8 +68,8 @@ class ImageSet:
         return digest(*(self.source.key(index) for index in range(len(self.source))))
 
     @cached_property
-    def labels(self) -> list[int] | None:
-        """Of all images; None if the images would have to be loaded for it."""
+    def labels(self) -> list[Any] | None:
+        """Of all images: numbers, or lists of 0 and 1; None if the images would have to be loaded for it."""
         return _labels(self.source)
 
 
@@ -61,11 +78,12 @@ class Subset:
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         self.source, self.indices, self.classes = source, indices, source.classes
+        self.multi_label = is_multi_label(source)
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, Any]:
         return self.source.load(self.indices[index], decode)
 
     def name(self, index: int) -> str:
@@ -76,7 +94,8 @@ class Subset:
 
 
 def open_dataset(data: Data, from_run: bool, classes: tuple[str, ...]) -> ImageSet:
-    """The images to evaluate on: the validation split if the data is that of a run, all images of another folder.
+    """The images to evaluate on: the validation split if the data is that of a run, all images of another folder. Of
+    another table, its validation split, or all if it has none.
 
     A folder holds `val/CLASS/…`, `CLASS/…`, or `labels.csv` (file, class) with the images beside or below it.
     """
@@ -84,6 +103,9 @@ def open_dataset(data: Data, from_run: bool, classes: tuple[str, ...]) -> ImageS
     if from_run or is_named(data.source):
         source = open_map_style(data, "val")
         return ImageSet(data.source, source, wordnet_names(source.classes))
+    if is_table(data.source):
+        source = open_map_style(replace(data, val_fraction=1.0), "val")
+        return ImageSet(data.source, source, tuple(source.classes))
     if (root / "labels.csv").exists():
         return ImageSet(data.source, _read_csv(root, classes), classes)
     source = open_folder(root)
@@ -193,7 +215,7 @@ def _fingerprint(source: Source) -> str:
     return digest(source.name(0), str(len(source)), str(fingerprint), *hashes)
 
 
-def _labels(source: Source) -> list[int] | None:
+def _labels(source: Source) -> list[Any] | None:
     """Of all samples; None if they are not files."""
     if isinstance(source, Subset):
         labels = _labels(source.source)

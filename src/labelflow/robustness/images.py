@@ -5,7 +5,7 @@ Shapes: S×S pixels, L levels of a perturbation, B images.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from labelflow.chance import seed_of
 from labelflow.data.loader import make_loader
 from labelflow.data.preprocessing import Preprocessing
+from labelflow.data.several import multi_hot
 from labelflow.data.unreadable import Problem
 from labelflow.robustness.datasets import ImageSet, image_seed
 
@@ -53,13 +54,13 @@ AnyPerturbation = Perturbation | BatchPerturbation
 
 class Sample(NamedTuple):
     levels: Tensor  # (L, 3, S, S) uint8
-    label: int
+    label: Any  # a number; or, of several labels, (C,), 0 and 1
     error: Problem | None  # why the image could not be read, if it could not
 
 
 class ImageBatch(NamedTuple):
     images: Tensor  # (B·L, 3, S, S) uint8, the levels of an image one after the other
-    labels: Tensor  # (B,)
+    labels: Tensor  # (B,), or (B, C)
     readable: Tensor  # (B,) bool
     errors: list[Problem]
 
@@ -71,6 +72,7 @@ class PerturbedImages(Dataset[Sample]):
         self, dataset: ImageSet, preprocessing: Preprocessing, perturbations: Sequence[AnyPerturbation], seed: int
     ) -> None:
         self.source, self.seed, self.size = dataset.source, seed, preprocessing.size
+        self.no_label = multi_hot([], len(dataset.classes)) if dataset.several else 0  # of unreadable images
         self.levels = [perturbation.levels for perturbation in perturbations]
         # Batch perturbations may hold a model, which should not be sent to worker processes.
         self.perturbations = [CLEAN if isinstance(one, BatchPerturbation) else one for one in perturbations]
@@ -84,7 +86,7 @@ class PerturbedImages(Dataset[Sample]):
             image, label = self.source.load(index)
         except Exception as error:  # damaged files make PIL raise all kinds of them
             black = torch.zeros(perturbation.levels, 3, self.size, self.size, dtype=torch.uint8)
-            return Sample(black, 0, Problem(self.source.name(index), str(error)))
+            return Sample(black, self.no_label, Problem(self.source.name(index), str(error)))
         return Sample(self._levels(perturbation, image, index), label, None)
 
     def _levels(self, perturbation: AnyPerturbation, image: Image.Image, index: int) -> Tensor:
@@ -123,7 +125,7 @@ def load_images(
 def _collate(samples: list[Sample]) -> ImageBatch:
     return ImageBatch(
         torch.cat([sample.levels for sample in samples]),
-        torch.tensor([sample.label for sample in samples]),
+        torch.from_numpy(np.stack([sample.label for sample in samples])),
         torch.tensor([not sample.error for sample in samples]),
         [sample.error for sample in samples if sample.error],
     )

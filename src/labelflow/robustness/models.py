@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from labelflow.classifier import Classifier, load
 from labelflow.data import Data
+from labelflow.data.several import HOW_MANY
 from labelflow.engine.run import Run
+from labelflow.robustness.datasets import ImageSet
 from labelflow.tasks.recipe import read_recipe
 
 
@@ -63,8 +65,17 @@ def load_models(
 def evaluation_data(models: Sequence[Classifier]) -> Data | None:
     """The data that all runs among the models were evaluated on; None if they differ, or if there is no run."""
     data = [read_recipe(Run(model.folder)).data for model in models if model.folder]
-    splits = {(own.source, own.root, own.val_split, own.val_fraction, own.split_seed) for own in data}
+    splits = {(own.source, own.columns, own.root, own.val_split, own.val_fraction, own.split_seed) for own in data}
     return data[0] if len(splits) == 1 else None
+
+
+def check_labels(model: Classifier, dataset: ImageSet) -> None:
+    """A model has to see images as they are labelled, with one class or several."""
+    if model.multi_label != dataset.several:
+        raise ValueError(
+            f"{model.name} was trained on images with {HOW_MANY[model.multi_label]}, but those of {dataset.name} have "
+            f"{HOW_MANY[dataset.several]}"
+        )
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -126,6 +126,8 @@ def _accuracy(predictions: Predictions, dataset: ImageSet) -> float:
 
 
 def check_imagenet(model: Classifier) -> None:
+    if model.multi_label:
+        raise ValueError(f"{model.name} was trained on images with several labels; this data set has one class each")
     if wordnet_names(model.classes) != imagenet_classes():
         raise ValueError(
             f"{model.name} has {len(model.classes)} classes of its own; this data set needs ImageNet's 1000"

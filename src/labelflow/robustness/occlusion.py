@@ -63,14 +63,15 @@ class OcclusionSuite:
 
     def measure(self) -> Section:
         clean, occluded = self.evaluator.predict(self.dataset, [CLEAN, self.perturbation], "occlusion")
-        top1 = [one.top1 + other.top1 for one, other in zip(clean, occluded, strict=True)]  # [model], 0 to 9 tenths
+        scores = [one.score + other.score for one, other in zip(clean, occluded, strict=True)]  # [model], 0 to 9 tenths
+        metric = self.dataset.metric
         lines = {
             model.name: [(tenths / TENTHS, value) for tenths, value in enumerate(own)]
-            for model, own in zip(self.evaluator.models, top1, strict=True)
+            for model, own in zip(self.evaluator.models, scores, strict=True)
         }
-        half = Metric("top-1, 50 % occluded", [own[TENTHS // 2] for own in top1])
-        mean = Metric("mean top-1, 10 to 90 % occluded", [sum(own[1:]) / (TENTHS - 1) for own in top1])
-        chart = Chart("Top-1 accuracy, %, with random cells occluded", "occluded fraction", lines)
+        half = Metric(f"{metric}, 50 % occluded", [own[TENTHS // 2] for own in scores])
+        mean = Metric(f"mean {metric}, 10 to 90 % occluded", [sum(own[1:]) / (TENTHS - 1) for own in scores])
+        chart = Chart(f"{self.dataset.title}, %, with random cells occluded", "occluded fraction", lines)
         grid = self.perturbation.grid
         note = f"Random cells of a {grid}×{grid} grid are black, different ones for each image."
         if any(model.preprocessing.size % grid for model in self.evaluator.models):
@@ -148,29 +149,29 @@ class SalientSuite:
     def measure(self) -> Section:
         clean, occluded = self.evaluator.predict(self.dataset, [CLEAN, self.perturbation], "salient cells")
         names = [model.name for model in self.evaluator.models]
-        top1 = {  # [model][tenth]
-            "salient cells occluded": [own.top1[:TENTHS] for own in occluded],
+        scores = {  # [model][tenth]
+            "salient cells occluded": [own.score[:TENTHS] for own in occluded],
             "only salient cells visible": [
-                own.top1[TENTHS:] + whole.top1 for whole, own in zip(clean, occluded, strict=True)
+                own.score[TENTHS:] + whole.score for whole, own in zip(clean, occluded, strict=True)
             ],
         }
         metrics = [
-            Metric(f"top-1, {title} (50 % of the relevance)", [own[TENTHS // 2 - 1] for own in values])
-            for title, values in top1.items()
+            Metric(f"{self.dataset.metric}, {title} (50 % of the relevance)", [own[TENTHS // 2 - 1] for own in values])
+            for title, values in scores.items()
         ]
         charts = [
             Chart(
-                f"Top-1 accuracy, %, {title}",
+                f"{self.dataset.title}, %, {title}",
                 "fraction of the relevance in these cells",
                 {
                     name: list(zip(FRACTIONS.tolist(), own, strict=True))
                     for name, own in zip(names, values, strict=True)
                 },
             )
-            for title, values in top1.items()
+            for title, values in scores.items()
         ]
         note = f"Saliency is attention rollout through {self.model}, for each image and the same for all models."
-        return Section("salient", "Salient cells", metrics, charts, notes=[note], strips=self._strips(list(top1)))
+        return Section("salient", "Salient cells", metrics, charts, notes=[note], strips=self._strips(list(scores)))
 
     def _strips(self, titles: list[str]) -> list[Strip]:
         examples = self.evaluator.example(self.dataset, [self.perturbation, CLEAN])

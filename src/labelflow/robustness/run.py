@@ -30,8 +30,8 @@ class Robust:
     """Runs' folders, and timm models, which may name their weights: resnet50, resnet50=packaged, resnet50=my.pth."""
     suite: Annotated[str, arg(help=f"Comma-separated suites: {', '.join(SUITES)}. Default: all that have images.")] = ""
     data: str = ""
-    """Images to evaluate on: a folder (val/CLASS/…, CLASS/…, or labels.csv), or world, torch/NAME, hfds/NAME. Default:
-    the validation split of the runs."""
+    """Images to evaluate on: a folder (val/CLASS/…, CLASS/…, or labels.csv), a table (.csv, .parquet; its columns
+    as the runs' data), or world, torch/NAME, hfds/NAME. Default: the validation split of the runs."""
     out: Path = Path("robust")
     """Folder for the results and the cached predictions."""
     weights: str = ""
@@ -152,7 +152,7 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], I
     """The models, and the images that they are evaluated on."""
     from labelflow.classifier import wordnet_names
     from labelflow.robustness.datasets import open_dataset, open_folder
-    from labelflow.robustness.models import evaluation_data, load_models
+    from labelflow.robustness.models import check_labels, evaluation_data, load_models
 
     folder = Path(options.data)
     classes: tuple[str, ...] = ()  # of the data, if it can be read without a model
@@ -175,9 +175,10 @@ def _open(options: Robust, device: "torch.device") -> "tuple[list[Classifier], I
     dataset = open_dataset(data, from_run, wordnet_names(models[0].classes))
     for model in models:
         model.columns(dataset.classes)  # raises if it lacks some
+        check_labels(model, dataset)
     return models, dataset
 
 
 def _same(one: str, other: str) -> bool:
     """Two names of the same data: a path may be written in several ways."""
-    return one == other or (Path(one).is_dir() and Path(one).resolve() == Path(other).resolve())
+    return one == other or (Path(one).exists() and Path(one).resolve() == Path(other).resolve())

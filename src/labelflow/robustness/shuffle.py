@@ -51,14 +51,15 @@ class ShuffleSuite:
             return Section("shuffle", "Shuffled patches", [], notes=["Skipped: no grid divides the images evenly."])
         predictions = self.evaluator.predict(self.dataset, self.perturbations, "shuffled patches")  # [grid][model]
         grids = {f"{rows}×{columns}": rows * columns for rows, columns in [(1, 1), *self.grids]}
-        top1 = [[own.top1[0] for own in by_grid] for by_grid in zip(*predictions, strict=True)]  # [model][grid]
+        scores = [[own.score[0] for own in by_grid] for by_grid in zip(*predictions, strict=True)]  # [model][grid]
+        metric = self.dataset.metric
         lines = {
             model.name: [(float(np.log2(patches)), value) for patches, value in zip(grids.values(), own, strict=True)]
-            for model, own in zip(self.evaluator.models, top1, strict=True)
+            for model, own in zip(self.evaluator.models, scores, strict=True)
         }
-        chart = Chart("Top-1 accuracy, %, with shuffled patches", "log2 of the number of patches", lines)
-        mean = Metric("mean top-1 over grids", [sum(own[1:]) / len(self.grids) for own in top1])
-        details = [Metric(f"top-1, {grid} patches", [own[at] for own in top1]) for at, grid in enumerate(grids)]
+        chart = Chart(f"{self.dataset.title}, %, with shuffled patches", "log2 of the number of patches", lines)
+        mean = Metric(f"mean {metric} over grids", [sum(own[1:]) / len(self.grids) for own in scores])
+        details = [Metric(f"{metric}, {grid} patches", [own[at] for own in scores]) for at, grid in enumerate(grids)]
         notes = ["The patches of each image are shuffled at random; 1×1 is the clean image."]
         skipped = [f"{rows}×{columns}" for rows, columns in GRIDS if (rows, columns) not in self.grids]
         if skipped:

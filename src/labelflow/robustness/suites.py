@@ -58,6 +58,9 @@ SUITES: "dict[str, Callable[[Evaluator, ImageSet | None, Settings], Suite]]" = {
 }
 
 
+SINGLE_LABEL = ("natural", "calibration", "attack")  # suites that are defined for images of one class
+
+
 def _requested_by(settings: Settings) -> dict[str, list[str]]:
     """The options that were given and belong to one suite."""
     corruption = settings.corruption
@@ -73,6 +76,12 @@ def choose_suites(text: str, dataset: "ImageSet | None", settings: Settings) -> 
     names = [part.strip() for part in text.split(",") if part.strip()]
     if names:
         chosen = list(dict.fromkeys(known(name, SUITES, "suite") for name in names))
+        single = [name for name in chosen if name in SINGLE_LABEL]
+        if single and dataset is not None and dataset.several:
+            raise ValueError(
+                f"the {single[0]} suite is defined for images of one class, but those of {dataset.name} have several: "
+                f"--suite {','.join(name for name in SUITES if name not in (*SINGLE_LABEL, 'salient'))}"
+            )
         for name, given in _requested_by(settings).items():
             if given and name not in chosen:
                 raise ValueError(f"{given[0]} is an option of the {name} suite, which --suite {text} leaves out")
@@ -82,6 +91,7 @@ def choose_suites(text: str, dataset: "ImageSet | None", settings: Settings) -> 
         "corruptions": dataset is None and not settings.corruption.imagenet_c,
         "salient": dataset is None or not settings.occlusion.salient,
     }
+    impossible |= {name: True for name in SINGLE_LABEL if dataset and dataset.several}
     chosen = [name for name in SUITES if not impossible.get(name, dataset is None)]
     if not chosen:
         raise ValueError(

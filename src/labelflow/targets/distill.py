@@ -23,8 +23,9 @@ class Distill:
 
     kind: "soft", τ²·KL(softmax(teacher/τ) ‖ softmax(student/τ)), mean over images (Hinton et al., 2015; as timm has it,
     C times what DeiT's code has), and of images with several labels τ² times the binary cross-entropy with
-    σ(teacher/τ), mean over images and classes; "hard", cross-entropy with the teacher's likeliest class (DeiT, Eq. 3); "features",
-    the mean squared distance of what the classifiers see, after a linear layer where the widths differ (timm's).
+    σ(teacher/τ), mean over images and classes; "hard", cross-entropy with the teacher's likeliest class (DeiT, Eq. 3),
+    where images have one; "features", the mean squared distance of what the classifiers see, after a linear layer where
+    the widths differ (timm's).
     A model with a distillation token learns from the teacher by that token's logits, and from labels by the class
     token's; any other one by the same logits. tau: temperature, of "soft" alone.
     target: the other one, such as 'tl_align', so that labels that are aligned and a teacher go together.

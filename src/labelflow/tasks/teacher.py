@@ -18,9 +18,10 @@ from torch import Tensor
 
 from labelflow.align import Student, head_width
 from labelflow.classifier import Classifier, load
+from labelflow.data.several import HOW_MANY
 from labelflow.engine.setup import resolve_precision
 from labelflow.guides.base import per_channel
-from labelflow.labels.annotation import LABELS, annotator_grid, place_logits
+from labelflow.labels.annotation import annotator_grid, place_logits
 from labelflow.labels.online import online_labels
 from labelflow.mix import Mix
 from labelflow.sparse import TokenLabels
@@ -110,14 +111,12 @@ class Teacher:
         return logits.index_select(-1, self.columns).float()
 
 
-def teacher_columns(
-    classifier: Classifier, recipe: Recipe, classes: Sequence[str], several: bool
-) -> list[int] | None:
+def teacher_columns(classifier: Classifier, recipe: Recipe, classes: Sequence[str], several: bool) -> list[int] | None:
     """Of its logits for the classes of the data; None: all of them. It has to see images as these are labelled."""
     if classifier.multi_label != several:
         raise ValueError(
-            f"--teacher {recipe.teacher} was trained on images with {LABELS[classifier.multi_label]}, but those of "
-            f"{recipe.data.source} have {LABELS[several]}: give one that was trained on such images"
+            f"--teacher {recipe.teacher} was trained on images with {HOW_MANY[classifier.multi_label]}, but those of "
+            f"{recipe.data.source} have {HOW_MANY[several]}: give one that was trained on such images"
         )
     try:
         return classifier.columns(classes)
