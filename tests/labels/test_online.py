@@ -1,5 +1,7 @@
 """Labels that an annotator makes on the way are those that a store would have given."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -47,6 +49,17 @@ def test_all_classes_give_the_annotator_s_own_answer() -> None:
     logits = torch.randn(2, 6, 4)
     found = online_labels(logits, (2, 3), (2, 3), top=1000)
     assert_close(found.tokens.dense(4), logits.softmax(2))
+
+
+def test_of_several_labels_they_are_the_annotator_s_probabilities_of_the_best() -> None:
+    logits = torch.randn(2, 6, 5)
+    found = online_labels(logits, (2, 3), (2, 3), top=2, scores="sigmoid").tokens.dense(5)
+    expected = torch.zeros(2, 6, 5)
+    for image, places in enumerate(logits.tolist()):
+        for place, own in enumerate(places):
+            for column in sorted(range(5), key=lambda column: -own[column])[:2]:
+                expected[image, place, column] = 1 / (1 + math.exp(-own[column]))
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("classes", [5, 3000])

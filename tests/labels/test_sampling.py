@@ -96,6 +96,21 @@ def test_weights_of_cells_are_roi_align(
     assert_close(found.sum(1), torch.ones(math.prod(grid)))
 
 
+@given(boxes(), grids, grids, st.booleans(), st.integers(1, 6))
+def test_of_several_labels_they_are_roi_align_itself(
+    box: Box, grid: tuple[int, int], cells: tuple[int, int], mirrored: bool, k: int
+) -> None:
+    """Probabilities, 0 for what no cell names; no softmax, and no sum of 1."""
+    for part in ((1, 1), grid):
+        assume(samples_are_certain(box, part, cells))
+    scores, ids = random_map(cells, k, 11)
+    label_map = LabelMap((1 / (1 + np.exp(-scores.astype(float)))).astype(np.float16), ids)
+    found = dense(label_view(label_map, Geometry((31, 17), box, mirrored), grid, 11, scores="sigmoid"), 11)
+    full = full_map(label_map, 11)
+    expected = torch.cat([pooled(full, box, part, mirrored) for part in ((1, 1), grid)])
+    assert_close(found, expected.float(), atol=1e-5, rtol=0)
+
+
 @given(boxes(), grids, grids, st.booleans(), st.integers(1, 6), st.sampled_from([6, 11, 300]))
 def test_labels_are_a_softmax_of_roi_align(
     box: Box, grid: tuple[int, int], cells: tuple[int, int], mirrored: bool, k: int, classes: int

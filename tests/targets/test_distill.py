@@ -49,6 +49,24 @@ def test_soft_is_tau_squared_times_the_divergence_from_the_teacher(
     assert_close(found.item(), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_of_several_labels_soft_is_binary_cross_entropy_with_the_teacher_s_sigmoids(tau: float) -> None:
+    ours, theirs = torch.randn(3, 5), torch.randn(3, 5)
+    expected = 0.0
+    for own, other in zip(ours.flatten().tolist(), theirs.flatten().tolist(), strict=True):
+        p, q = (1 / (1 + math.exp(-value / tau)) for value in (other, own))
+        expected -= tau**2 * (p * math.log(q) + (1 - p) * math.log(1 - q)) / 15
+    found = Distill(tau=tau).distance(Output(ours), Truth(ours, taught=Taught(theirs, several=True)))
+    assert_close(found.item(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_which_are_for_images_of_one_class() -> None:
+    assert Distill(kind="hard").single_label
+    assert Distill(target="token_label").single_label
+    assert not Distill(target="token_label(image_label='given')").single_label
+    assert not Distill(kind="features", target="tl_align").single_label
+
+
 def test_hard_is_cross_entropy_with_the_teacher_s_choice_alone() -> None:
     ours, theirs = torch.randn(6, 5), torch.randn(6, 5)
     expected = 0.0

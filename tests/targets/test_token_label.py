@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from helpers import FAMILIES, box_mix, build, fill, images_for
+from labelflow.loss import make_loss
 from labelflow.sparse import TokenLabels
 from labelflow.targets import ReLabel, TokenLabel, TokenLabelAligned, Truth
 from labelflow.targets.token_label import mixed_cells
@@ -370,3 +371,35 @@ def test_labels_move_with_the_cells_that_a_mixer_moves() -> None:
         for whose, place in zip((0, 2), places, strict=True)
     )
     assert_close(pixel, torch.lerp(other, own, share[0, 0, 17, 5]))
+
+
+@pytest.mark.parametrize("name", ["bce", "asl"])
+def test_labels_that_do_not_exclude_one_another(name: str) -> None:
+    """Token Labeling, Eq. 4, with each class for itself: the image's label is the given one, mixed by area."""
+    model, images, loss = build("vit"), images_for("vit"), make_loss(name)
+    target = TokenLabel(image_label="given", beta=0.25)
+    mix = box_mix(images)
+    classes = torch.tensor([[1.0, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 0]])
+    dense = truth_for(4, 16).dense
+    dense = dense._replace(above=4 * dense.above, rest=0 * dense.rest)  # probabilities, of classes that are named
+    output = target.student(model)(mix.apply(images), mix)
+    tokens = blend(dense.tokens.dense(C), token_shares(mix, (4, 4)), mix.partner)
+    expected = (
+        loss(output.logits, blend(classes, mix.lam, mix.partner)).mean() + 0.25 * loss(output.tokens, tokens).mean()
+    )
+    assert_close(lf.total(target(output, Truth(classes, dense, loss=loss), mix)), expected)
+
+
+@pytest.mark.parametrize("mixer", [lf.CutMix(per="sample"), lf.MixUp(0.8), lf.NoMix()])
+def test_given_labels_flow_as_in_tl_align(mixer: object) -> None:
+    """What of the cells of both images reaches the classifier is TL-Align's share."""
+    model, images, truth = build("vit"), images_for("vit"), truth_for(4, 16)
+    target, other = TokenLabelAligned(image_label="given"), lf.TLAlign()
+    mix = mixer(images, torch.Generator().manual_seed(4))
+    found = target(target.student(model)(mix.apply(images), mix), truth, mix)
+    (expected,) = other(other.student(model)(mix.apply(images), mix), truth, mix)
+    assert_close(found[0].value, expected.value)
+    pooled = TokenLabelAligned()(target.student(model)(mix.apply(images), mix), truth, mix)
+    assert_close(found[1].value, pooled[1].value)
+    with pytest.raises(ValueError, match="image_label must be 'pooled'"):
+        TokenLabelAligned(image_label="mean")

@@ -39,10 +39,8 @@ def _new_accelerator() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_table(folder: Path) -> Path:
     """Each colour is in a picture or not, some are in none."""
-    folder = tmp_path_factory.mktemp("colours")
     rows = [("image", "labels", "split")]
     for number in range(24):
         shown = [name for name, channel in COLOURS.items() if number >> channel & 1]
@@ -52,6 +50,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(folder / "labels.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     return folder / "labels.csv"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_table(tmp_path_factory.mktemp("colours"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The table of a comparison, and what its numbers show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import atan, ceil, cos, pi, sin, sqrt
 from statistics import mean, stdev
@@ -132,12 +132,17 @@ def worst_fifth(scores: Sequence[float]) -> float:
     return mean(sorted(scores)[: ceil(len(scores) / 5)])
 
 
-def _balanced(cell: Result) -> str:
-    return headline(cell["metrics"]).replace("top1", "balanced")
+def _balanced(cell: Result) -> float | None:
+    """Accuracy, mean over classes, where it is told."""
+    metrics = cell["metrics"]
+    name = headline(metrics).replace("top1", "balanced")
+    return metrics.get(name) if "balanced" in name else None  # mAP is a mean over classes already
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequence[str]) -> list[Row]:
@@ -164,8 +169,8 @@ def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequen
                 cells[0]["guide_parameters"],
                 sum(cell["seconds"] for cell in cells),
                 compare(accuracy[methods[0]], accuracy[method], step) if method != methods[0] else None,
-                _mean([cell["metrics"][name] for cell in cells if (name := _balanced(cell)) in cell["metrics"]]),
-                _mean([worst_fifth(cell["class_scores"]) for cell in cells if cell.get("class_scores")]),
+                _mean(map(_balanced, cells)),
+                _mean(worst_fifth(cell["class_scores"]) for cell in cells if cell.get("class_scores")),
                 metric_of(cells[0]),
             )
         )
