@@ -16,9 +16,9 @@ from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
+from labelflow.settings import differences
 from labelflow.spec import parse
 from labelflow.tasks import Classification, Recipe, SegmentRecipe
-from labelflow.tasks.recipe import differences
 
 # TL-Align, Table 9: epochs, warm-up, LR, weight decay, EMA decay, MixUp, CutMix, switch probability, erasing, top-1
 TABLE_9 = {

@@ -37,7 +37,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         ({"samples": 0}, "samples"),
         ({"shard": -1}, "shard ≥ 0, not 7 and -1"),
         ({"image_size": -1}, "image_size"),
-        ({"scores": "softmax"}, "scores must be 'rest' or 'logits'"),
+        ({"scores": "softmax"}, "scores must be 'rest', 'logits' or 'sigmoid'"),
         ({"seen": ""}, "seen must be"),
         ({"seen": "center(1.5)"}, "seen must be"),
         ({"seen": "center(nan)"}, "seen must be"),

@@ -33,7 +33,8 @@ def test_data_sets_of_the_same_name_have_different_keys() -> None:
 
     def named(colour: str, label: int = 0) -> ImageSet:
         samples = [(Image.new("RGB", (8, 8), colour), label)] * 200
-        return ImageSet("mine", Indexed(samples, ["a", "b"], "mine/val", lambda sample: sample), ("a", "b"))
+        source = Indexed(samples, ["a", "b"], "mine/val", tuple, lambda dataset: [label for _, label in dataset])
+        return ImageSet("mine", source, ("a", "b"))
 
     keys = [named("red").key, named("blue").key, named("red", 1).key]
     assert len(set(keys)) == 3

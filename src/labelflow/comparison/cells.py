@@ -30,9 +30,10 @@ from labelflow.labels import Store
 from labelflow.layers import is_compute
 from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
+from labelflow.settings import flat
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import UNITS, flat, read_recipe
+from labelflow.tasks.recipe import UNITS, read_recipe
 from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file

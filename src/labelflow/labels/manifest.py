@@ -47,7 +47,7 @@ class Manifest:
         if self.image_size < 0:
             raise ValueError(f"image_size must be ≥ 0 (0: unknown), not {self.image_size}")
         if self.scores not in SCORES:
-            raise ValueError(f"scores must be {', '.join(map(repr, SCORES))}, not {self.scores!r}")
+            raise ValueError(f"scores must be 'rest', 'logits' or 'sigmoid', not {self.scores!r}")
         if self.seen != "whole" and not 0 < center_part(self.seen) <= 1:
             raise ValueError(
                 f"seen must be 'whole' or 'center(P)' with 0 < P <= 1, such as 'center(0.956)', not {self.seen!r}"

@@ -2,8 +2,8 @@
 imported here, so that a recipe can be listed, shown and changed at once."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -14,7 +14,7 @@ from labelflow.engine.run import Run
 from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
-from labelflow.settings import change
+from labelflow.settings import change, from_json
 from labelflow.spec import parse
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
@@ -257,23 +257,6 @@ def headline_of(run: Run) -> str:
     return headline
 
 
-def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two recipes differ: name, one's value, the other's."""
-    second = dict(flat(asdict(other)))
-    for name, value in flat(asdict(one)):
-        if second[name] != value:
-            yield name, value, second[name]
-
-
-def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe and of its parts, under their own names."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value)
-        else:
-            yield name, value
-
-
 def read_recipe(run: Run) -> Recipe:
     """Of a classifier."""
     recipe: Recipe = read_any_recipe(run, "classify")
@@ -285,21 +268,9 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
     values = run.read("recipe.json")
     try:
         own = KINDS[values.get("task", "classify")]
-        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
+        recipe = from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
     if kind and own.name != kind:
         raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
     return recipe
-
-
-def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass of what `asdict` made of it."""
-    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
-    settings = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            settings[name] = _from_json(parts[name], value)
-        else:
-            settings[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**settings)

@@ -30,9 +30,9 @@ from labelflow.engine.run import CONFIG
 from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
 from labelflow.process import is_main_process, process_count
-from labelflow.settings import change, setting_names
+from labelflow.settings import change, differences, flat, setting_names
 from labelflow.tasks.classify import check_classes
-from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
+from labelflow.tasks.recipe import AnyRecipe, Recipe, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
