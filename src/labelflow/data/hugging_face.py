@@ -1,11 +1,13 @@
 """Images and labels in the columns of a Hugging Face data set.
 
-Shapes: C classes.
+Shapes: N samples, C classes.
 """
 
 import io
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from labelflow.data.settings import Columns
@@ -37,6 +39,14 @@ def arrow_pair(labels: ColumnLabels, row: Any) -> tuple[Image.Image, Any]:
     content = image["bytes"]
     opened = Image.open(io.BytesIO(content.as_buffer()) if content.is_valid else image["path"].as_py())
     return opened, labels.of(label)
+
+
+def column_labels(labels: ColumnLabels, dataset: Any) -> ndarray:
+    """Of all samples, from that column alone: (N,), or (N, C) bool where there are several."""
+    column = dataset.select_columns(labels.column)[:].column(labels.column)
+    if not labels.several:
+        return column.to_numpy()
+    return np.array([labels.of(value) for value in column.to_pylist()], bool)
 
 
 def sample_pair(labels: ColumnLabels, sample: dict[str, Any]) -> tuple[Image.Image, Any]:

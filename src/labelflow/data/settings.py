@@ -67,6 +67,12 @@ class Data:
 
     image_size: int = 224
     """Side of the images that the model sees, in pixels."""
+    sizes: tuple[int, ...] = ()
+    """Sizes that grow in training, such as 160 192 224: in equal stages of epochs, the last of which has image_size; a
+    size given twice lasts twice as long. None: image_size throughout."""
+    crop: Literal["resized", "simple"] = "resized"
+    """resized: a random part of the image (scale, ratio), stretched to a square; simple: DeiT III's Simple Random Crop,
+    all of its shorter side and a place along the longer one, give or take 4 mirrored pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Part of the image's area that a random crop shows."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -84,6 +90,9 @@ class Data:
     decode and crop, so that a few of them can feed a GPU."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How images are resized; random concerns training only."""
+    sampling: str = "uniform"
+    """Which samples an epoch has: uniform, each once; balanced, as many of each class; sqrt or power(p=0.5), between
+    the two; repeat_factor(threshold=0.001), images of rarer classes several times. It is as long as ever."""
     repeats: int = 1
     """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
     test_crop: float = 0.875
@@ -109,6 +118,8 @@ class Data:
             raise ValueError(f"auto_augment is timm's, such as rand-m9-mstd0.5-inc1, not {self.auto_augment!r}")
         if self.augment == "device" and self.auto_augment.startswith("augmix"):
             raise ValueError("augmix blends several views, which is done by workers only: --augment workers")
+        if self.crop == "simple":
+            self._check_simple_crop()
         for name in ("flip", "erasing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}, a probability, must lie in [0, 1], not {getattr(self, name)}")
@@ -121,3 +132,9 @@ class Data:
         for name, least in (("skip_unreadable", 0), ("color_jitter", 0), ("workers", -1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+    def _check_simple_crop(self) -> None:
+        if self.augment == "device":
+            raise ValueError("--crop simple mirrors borders, which is done by workers only: --augment workers")
+        if self.compat == "official":
+            raise ValueError("--compat official repeats what the public code did to --crop resized, and to no other")

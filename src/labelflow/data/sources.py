@@ -6,8 +6,11 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
+
 from labelflow.data.folder import Folder
-from labelflow.data.hugging_face import ColumnLabels, arrow_pair, find_labels, sample_pair
+from labelflow.data.hugging_face import ColumnLabels, arrow_pair, column_labels, find_labels, sample_pair
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.rows import is_table
 from labelflow.data.settings import Data
@@ -21,7 +24,8 @@ Tell = Callable[[str], None]  # called with progress messages
 
 
 class Indexed:
-    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart."""
+    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart, `list_labels` reads the labels
+    of all of them, and no image."""
 
     def __init__(
         self,
@@ -29,10 +33,11 @@ class Indexed:
         classes: list[str],
         title: str,
         pair: Callable[[Any], tuple[Any, Any]],
+        list_labels: Callable[[Any], Any],
         multi_label: bool = False,
     ) -> None:
         self.dataset, self.classes, self.title, self.pair = dataset, classes, title, pair
-        self.multi_label = multi_label
+        self.list_labels, self.multi_label = list_labels, multi_label
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -40,6 +45,11 @@ class Indexed:
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, Any]:
         image, label = self.pair(self.dataset[index])
         return decode(image), label if self.multi_label else int(label)
+
+    @property
+    def labels(self) -> ndarray:
+        """(N,)"""
+        return np.asarray(self.list_labels(self.dataset))
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
@@ -105,7 +115,16 @@ def _torchvision(name: str, data: Data, split: str, tell: Tell) -> Source:
         parts = [made(**option, download=True) for option in options]
     classes = [str(label) for label in parts[0].classes]
     dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
-    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple)
+    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple, list_labels=_torchvision_labels)
+
+
+def _torchvision_labels(dataset: Any) -> list[int]:
+    """torchvision has no common name for them."""
+    if hasattr(dataset, "datasets"):  # several parts, one after another
+        return [label for part in dataset.datasets for label in _torchvision_labels(part)]
+    if hasattr(dataset, "_samples"):
+        return [label for _, label in dataset._samples]
+    return list(dataset.targets if hasattr(dataset, "targets") else dataset._labels)
 
 
 # name: (class in torchvision.datasets, {our split: the parts that make it up})
@@ -129,7 +148,8 @@ def _hugging_face(name: str, data: Data, split: str, tell: Tell) -> Source:
         labels = labels._replace(classes=sorted({text for row in trained for text in row[labels.column] or []}))
     dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
     title = f"hfds/{name.rstrip('/')} {_split(data, split)}"
-    return Indexed(dataset, labels.classes, title, partial(arrow_pair, labels), labels.several)
+    listing = partial(column_labels, labels)
+    return Indexed(dataset, labels.classes, title, partial(arrow_pair, labels), listing, labels.several)
 
 
 def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Stream:

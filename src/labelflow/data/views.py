@@ -17,6 +17,7 @@ from labelflow.data.batches import Draw
 from labelflow.data.deferred import Deferred, Plan
 from labelflow.data.erasing import Patch, Patches
 from labelflow.data.geometry import Geometry
+from labelflow.data.growth import BySize, at_epoch
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.normalise import Normalise
 from labelflow.data.several import is_multi_label, multi_hot
@@ -72,6 +73,7 @@ class View(NamedTuple):
     problem: Problem | None = None  # why the sample could not be read, if it could not
     dense: ViewLabels | None = None
     patch: Patch | None = None  # what random erasing puts into it
+    epoch: int = 0
 
 
 class Batch(NamedTuple):
@@ -80,6 +82,7 @@ class Batch(NamedTuple):
     weights: Tensor  # (B,): 0 where a sample does not count
     problems: list[Problem]  # samples that could not be read
     dense: TokenLabels | None = None  # labels of tokens, where there are any
+    epoch: int = 0
 
 
 class PixelBatch(NamedTuple):
@@ -93,6 +96,7 @@ class PixelBatch(NamedTuple):
     patches: Patches  # what random erasing puts into the normalised images
     normalise: Normalise
     plan: Plan | None  # what is still to be done with the pixels, with `--augment device`
+    epoch: int = 0
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
@@ -101,7 +105,8 @@ class PixelBatch(NamedTuple):
             pixels = self.plan.to(device).apply(pixels, self.normalise.mean_colour)
         images = self.normalise(pixels)
         self.patches.paint(images)
-        return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
+        dense = self.dense.to(device) if self.dense else None
+        return Batch(images, labels, weights, self.problems, dense, self.epoch)
 
 
 def collate(views: list[View], normalise: Normalise) -> PixelBatch:
@@ -115,6 +120,7 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
         Patches.stack([view.patch for view in views]),
         normalise,
         Plan.stack(deferred) if deferred else None,
+        views[0].epoch,
     )
 
 
@@ -173,10 +179,10 @@ class Views(Dataset[View]):
     def __init__(
         self,
         source: Source,
-        transform: Transform,
+        transform: Transform | BySize[Transform],
         seed: int,
         training: bool,
-        labeller: Labeller | None = None,
+        labeller: Labeller | BySize[Labeller] | None = None,
     ) -> None:
         self.source, self.transform, self.seed, self.training = source, transform, seed, training
         self.labeller = labeller
@@ -194,13 +200,14 @@ class Views(Dataset[View]):
 
     def _view(self, draw: Draw) -> View:
         seed_generators(self.seed, Purpose.VIEW, draw.epoch, draw.position)
-        load = partial(self.source.load, decode=self.transform.decode)
-        index, (decoded, label), problem = load_sample(self.source, load, draw.sample, self.training, self._blank)
-        tracked = self.transform(decoded)
+        transform, labeller = at_epoch(self.transform, draw.epoch), at_epoch(self.labeller, draw.epoch)
+        load, blank = partial(self.source.load, decode=transform.decode), partial(self._blank, transform)
+        index, (decoded, label), problem = load_sample(self.source, load, draw.sample, self.training, blank)
+        tracked = transform(decoded)
         counts = self.training or not problem
-        dense = self.labeller(self.source.key(index), tracked.geometry) if self.labeller else None
-        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch)
+        dense = labeller(self.source.key(index), tracked.geometry) if labeller else None
+        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch, draw.epoch)
 
-    def _blank(self) -> tuple[Any, Any]:
+    def _blank(self, transform: Transform) -> tuple[Any, Any]:
         label = multi_hot([], len(self.source.classes)) if is_multi_label(self.source) else 0
-        return self.transform.decode(Image.new("RGB", (32, 32))), label
+        return transform.decode(Image.new("RGB", (32, 32))), label

@@ -9,8 +9,9 @@ from timm.models import model_entrypoint
 
 from labelflow.classifier import Classifier, fingerprint
 from labelflow.engine.run import BEST, Run
+from labelflow.settings import flat
 from labelflow.spec import parse
-from labelflow.tasks.recipe import Recipe, flat, headline_of, read_recipe
+from labelflow.tasks.recipe import Recipe, headline_of, read_recipe
 
 LABELS = r"print([name for name, logit in zip(\1, logits[0]) if logit > 0])  # a probability above 0.5"
 MANY = 100  # classes that are too many to name

@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from labelflow.recipes import (
+    deit3,
     detection,
+    distillation,
     imagenet,
     multilabel,
     rivals,
@@ -34,6 +36,8 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
+        *_of("DeiT III", deit3.ENTRIES),
+        *distillation.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }

@@ -31,6 +31,7 @@ class Entry(Generic[R]):
         data = self.recipe.data
         where = f" --data {WHERE[data.source]}" if data.source in WHERE else ""
         where += " --labels LABELS" if getattr(data, "labels", "") else ""
+        where += " --teacher RUN" if getattr(self.recipe, "teacher", "") == TEACHER else ""
         if self.gpus == 1:
             return f"labelflow {self.kind.command} {self.name}{where}"
         launch = f"torchrun --nproc-per-node {self.gpus} -m labelflow"
@@ -49,4 +50,5 @@ WHERE = {
     FOLDER: "FOLDER",
     TABLE: "TABLE",
 }
+TEACHER = "runs/teacher"  # a run on the same classes
 LABELS = "data/labels"  # what `labelflow annotate` made for it
