@@ -149,9 +149,8 @@ def fsdp_runs(rank: int) -> dict[str, object]:
     with a fused optimizer, which are a GPU's defaults."""
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(launch_settings() | {name: str(value) for name, value in launched.items()})
-    PartialState(cpu=True)
+    os.environ.update(launch_settings())
+    launch(rank)
 
     def train(name: str, recipe: Recipe) -> Path:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU  # Accelerate shards on devices only
@@ -181,8 +180,16 @@ def fsdp_runs(rank: int) -> dict[str, object]:
     }
 
 
+def launch(rank: int) -> None:
+    """What Accelerate knows of the processes."""
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in launched.items()})
+    PartialState(cpu=True)
+
+
 def multi_label(rank: int) -> dict[str, object]:
     """Each process evaluates every other batch; the last one is filled up with samples of weight 0."""
+    launch(rank)
     logits, labels = scores()
     metric, sums = MultiLabel("abc"), {"loss": torch.zeros(()), "samples": torch.zeros(())}
     for draws in EvalBatches(len(logits), batch=4, rank=rank, processes=2):
