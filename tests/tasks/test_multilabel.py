@@ -163,7 +163,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"loss": "ce"}, r"images with several labels, which cross-entropy .*: --loss bce, or --loss asl"),
+            ({"loss": "ce"}, r"have several labels, but cross-entropy .*: --loss bce, or --loss asl"),
             ({"target": "sm_mix", "mixer": "smmix"}, r"the target sm_mix is defined for images of one class"),
             ({"labels_column": "tags", "label_column": "breed"}, r"but neither breed nor tags"),
         ],
