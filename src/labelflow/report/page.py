@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from labelflow.engine.run import BEST, LAST, Run
 from labelflow.html import document, line_chart, number, table
-from labelflow.tasks.recipe import flat
+from labelflow.settings import flat
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings
 
