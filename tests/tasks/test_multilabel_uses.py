@@ -27,7 +27,7 @@ from labelflow.labels.sampling import label_view
 from labelflow.labels.settings import Annotate
 from labelflow.recipes.methods import METHODS
 from labelflow.report.classifier import classifier_page, seen
-from labelflow.robustness.cache import Predictions, summarise
+from labelflow.robustness.cache import Predictions, PredictionWriter, read_arrays, summarise
 from labelflow.robustness.run import Robust, prepare
 from labelflow.robustness.settings import CorruptionSettings, OcclusionSettings, Settings
 from labelflow.tasks import Classification, train_run
@@ -218,6 +218,16 @@ class TestRobustness:
             shown = [list(zip(*column, strict=True)) for column in columns if any(there for _, there in column)]
             expected = [naive_average_precision(*map(list, pair)) for pair in shown]
             assert own == pytest.approx(100 * sum(expected) / len(expected))
+
+    def test_all_classes_are_kept(self, tmp_path: Path) -> None:
+        """Of one class, the ten best."""
+        logits = torch.randn(4, 14)
+        for labels, kept in ((torch.zeros(4, 14), 14), (torch.zeros(4, dtype=torch.long), 10)):
+            path = tmp_path / f"{kept}.safetensors"
+            with PredictionWriter({"model": path}, levels=1) as writer:
+                writer.add({"model": logits}, labels, torch.ones(4, dtype=torch.bool))
+                writer.finish()
+            assert read_arrays(path)["classes"].shape == (1, 4, kept)
 
     def test_suites_measure_map(self, run: api.TrainedRun, tmp_path: Path) -> None:
         found = robust(run.folder, out=tmp_path, image_size=32)
