@@ -10,7 +10,7 @@ import labelflow as lf
 from helpers import FAMILIES, box_mix, build, fill, images_for
 from labelflow.loss import make_loss
 from labelflow.sparse import TokenLabels
-from labelflow.targets import ReLabel, TokenLabel, TokenLabelAligned, Truth
+from labelflow.targets import ReLabel, TLAlign, TokenLabel, TokenLabelAligned, Truth
 from labelflow.targets.token_label import mixed_cells
 from test_golden import golden, load
 from test_sparse import random_labels
@@ -394,12 +394,12 @@ def test_labels_that_do_not_exclude_one_another(name: str) -> None:
 def test_given_labels_flow_as_in_tl_align(mixer: object) -> None:
     """What of the cells of both images reaches the classifier is TL-Align's share."""
     model, images, truth = build("vit"), images_for("vit"), truth_for(4, 16)
-    target, other = TokenLabelAligned(image_label="given"), lf.TLAlign()
+    target, other = TokenLabelAligned(image_label="given"), TLAlign()
     mix = mixer(images, torch.Generator().manual_seed(4))
-    found = target(target.student(model)(mix.apply(images), mix), truth, mix)
+    output = target.student(model)(mix.apply(images), mix)
+    found, pooled = target(output, truth, mix), TokenLabelAligned()(output, truth, mix)
     (expected,) = other(other.student(model)(mix.apply(images), mix), truth, mix)
     assert_close(found[0].value, expected.value)
-    pooled = TokenLabelAligned()(target.student(model)(mix.apply(images), mix), truth, mix)
-    assert_close(found[1].value, pooled[1].value)
+    assert_close(found[1].value, pooled[1].value)  # tokens as ever
     with pytest.raises(ValueError, match="image_label must be 'pooled'"):
         TokenLabelAligned(image_label="mean")

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from labelflow.comparison.statistics import Row, half_width, seeds_for
 from labelflow.html import Interval, document, dot_plot, save, standalone, table
 from labelflow.html.chart import ticks
 
 OPTIONAL = ("balanced, %", "worst fifth, %")  # columns that are left out where there is nothing in them
-METRICS = {"top1": ("top-1", "top-1 accuracy"), "map": ("mAP", "mean average precision")}  # short and long
 HEAD = (
     "method",
     "{metric}, %",
@@ -29,10 +29,31 @@ NOTE = (
     "in training."
 )
 
-BY_CLASS = {
-    "top1": "balanced is the mean over classes, shown where they differ in size; worst fifth is that over the fifth of "
-    "the classes with the lowest accuracy.",
-    "map": "It is the mean over classes; worst fifth is that over the fifth of the classes with the lowest precision.",
+
+class Words(NamedTuple):
+    """What is said of a metric."""
+
+    short: str
+    long: str
+    by_class: str
+    least: str  # that differences are taken to vary
+
+
+METRICS = {
+    "top1": Words(
+        "top-1",
+        "top-1 accuracy",
+        "balanced is the mean over classes, shown where they differ in size; worst fifth is that over the fifth of the "
+        "classes with the lowest accuracy.",
+        "what one evaluation image adds, at least",
+    ),
+    "map": Words(
+        "mAP",
+        "mean average precision",
+        "It is the mean over classes; worst fifth is that over the fifth of the classes with the lowest average "
+        "precision.",
+        "at least 100 divided by the number of evaluation images",
+    ),
 }
 
 MANY = 5  # seeds, from which on intervals are about as wide as their spread
@@ -40,8 +61,8 @@ MANY = 5  # seeds, from which on intervals are about as wide as their spread
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the table's numbers are, and why intervals are wide where they are."""
-    metric = rows[0].metric
-    about = NOTE.format(metric=METRICS[metric][1].capitalize(), by_class=BY_CLASS[metric])
+    words = METRICS[rows[0].metric]
+    about = NOTE.format(metric=words.long.capitalize(), by_class=words.by_class)
     gaps = [row.against_first for row in rows if row.against_first is not None]
     fewest = min((gap.seeds for gap in gaps), default=MANY)
     if fewest >= MANY:
@@ -54,8 +75,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         about,
         f"The intervals are wide because {fewest} seeds say little about the spread between seeds: they reach "
         f"{half_width(fewest):.1f} standard deviations of the differences to either side, and with {MANY} seeds "
-        f"{half_width(MANY):.1f}. The largest standard deviation here is {deviation:.1f} points (what one evaluation "
-        f"image adds, at least); to show a difference of 1 point would take "
+        f"{half_width(MANY):.1f}. The largest standard deviation here is {deviation:.1f} points "
+        f"({words.least}); to show a difference of 1 point would take "
         f"{f'about {needed}' if needed else 'more than 100'} seeds.",
     ]
 
@@ -84,7 +105,7 @@ def cells_of(row: Row) -> list[str]:
 def columns_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The heads and the rows of a table."""
     lines = list(map(cells_of, rows))
-    heads = [head.format(metric=METRICS[rows[0].metric][0]) for head in HEAD]
+    heads = [head.format(metric=METRICS[rows[0].metric].short) for head in HEAD]
     kept = [place for place, head in enumerate(heads) if head not in OPTIONAL or any(line[place] for line in lines)]
     return [heads[place] for place in kept], [[line[place] for place in kept] for line in lines]
 
@@ -109,7 +130,7 @@ def plot(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     values = [value for row in intervals for value in (row.low, row.high, *row.points)]
-    return dot_plot(intervals, f"{METRICS[rows[0].metric][1]}, %", ticks(min(values), max(values)))
+    return dot_plot(intervals, f"{METRICS[rows[0].metric].long}, %", ticks(min(values), max(values)))
 
 
 def write_svg(path: Path, rows: Sequence[Row]) -> None:
