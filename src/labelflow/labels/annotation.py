@@ -111,8 +111,8 @@ def annotate(
     resume: bool = False,
 ) -> Store:
     """Annotate every image of a source, divided among all processes. resume: keep what is there and intact."""
+    scores = kind_of_scores(annotator, source, annotation.scores)
     columns = annotator_columns(annotator, source.classes)
-    scores_kind = kind_of_scores(annotator, source, annotation.scores)
     model = annotator.model.to(accelerator.device).to(memory_format=torch.channels_last).eval()  # faster convolutions
     size = annotator.preprocessing.size
     with accelerator.autocast():
@@ -122,7 +122,7 @@ def annotate(
         weights=annotator.weights,
         image_size=size,
         seen=annotation.seen,
-        scores=scores_kind,
+        scores=scores,
         grid=grid,
         k=min(annotation.top, len(source.classes)),
         classes=tuple(source.classes),
