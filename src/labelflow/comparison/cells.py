@@ -19,17 +19,20 @@ import torch
 import torchvision
 
 import labelflow
+from labelflow.classifier import load
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
+from labelflow.data.table import Table
 from labelflow.engine.run import DETAILS, Run
 from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
 from labelflow.layers import is_compute
 from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
+from labelflow.settings import flat
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import flat, read_recipe
+from labelflow.tasks.recipe import read_recipe
 from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file
@@ -39,7 +42,7 @@ Finish = Callable[
 ]  # from a cell, the folder of its run and its result to a fuller result
 
 # Paths: a key depends on the content of the files, not on where they are.
-PLACES = {"source", "root", "labels", "init", "class_weights"}
+PLACES = {"source", "root", "labels", "init", "teacher", "class_weights"}
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,12 @@ def make_cells(
     data, code = " ".join([data_digest(recipe, tell), *files]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
+    teacher = load(recipe.teacher).key if any(own.teacher for own in resolved.values()) else ""
     return [
         Cell(
             name,
             fitted(own.change(seed=seed)),
-            f"{data} {labels}" if own.data.labels else data,
+            " ".join([data, *([labels] if own.data.labels else []), *([teacher] if own.teacher else [])]),
             code,
         )
         for seed in seeds
@@ -164,8 +168,8 @@ def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The metric to compare: the EMA's top-1 accuracy if there is an EMA."""
-    return "ema_top1" if "ema_top1" in metrics else "top1"
+    """The metric to compare: top-1 accuracy, or mAP where images have several labels; the EMA's if there is an EMA."""
+    return next(name for name in ("ema_top1", "ema_map", "top1", "map") if name in metrics)
 
 
 def peak_memory() -> int:
@@ -181,12 +185,14 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> str:
-    """Of a folder or of shards: all samples' names and classes; otherwise the name of the data and its size."""
+    """Of a folder, a table or shards: all samples' names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split, tell)
         parts += [split, *source.classes, str(len(source))]
-        if isinstance(source, Folder):
+        if isinstance(source, Table):
+            parts += [f"{source.key(index)} {source.lists.of(index).tolist()}" for index in range(len(source))]
+        elif isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels.tolist())]
         elif isinstance(source, Shards):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.samples["label"].tolist())]

@@ -44,17 +44,24 @@ MOVED_IMAGES = 32  # that the fluctuation is measured on
 LITTLE = 0.01  # a fluctuation as of a model that has hardly been trained
 
 
-NAMES = {"top1": "top-1", "balanced": "balanced accuracy"}  # of headlines
+NAMES = {"top1": "top-1", "balanced": "balanced accuracy", "map": "mAP"}  # of headlines
+CHARTS = {  # by what evaluations tell
+    "top1": "Top-1 accuracy, %",
+    "top5": "Top-5 accuracy, %",
+    "balanced": "Balanced accuracy, %",
+    "map": "Mean average precision, %",
+    "macro_f1": "F1, mean over classes, %",
+    "micro_f1": "F1 of all labels, %",
+    "loss": "Evaluation loss",
+}
 
 
 def measured(run: Run) -> Measured:
-    """Of a classifier: top-5 accuracy and the balanced one, where evaluations tell it."""
+    """Of a classifier: what its evaluations tell."""
     told = {name for line in run.metrics() if line["kind"] == "eval" for name in line}
-    charts = {"Top-1 accuracy, %": "top1"}
-    charts |= {"Top-5 accuracy, %": "top5"} if len(run.config()["label_names"]) > 5 else {}
-    charts |= {"Balanced accuracy, %": "balanced"} if "balanced" in told else {}
     headline = headline_of(run)
-    return Measured(headline, NAMES[headline], {**charts, "Evaluation loss": "loss"})
+    shown = {title: name for name, title in CHARTS.items() if name in told or name in (headline, "loss")}
+    return Measured(headline, NAMES[headline], shown)
 
 
 def classifier_page(run: Run) -> str:
