@@ -59,7 +59,7 @@ def evaluate(
     if classes:
         from labelflow.engine.progress import literal_console
 
-        literal_console().print(_table(classes, dense=Run(run).config()["task"] != "classify"))
+        literal_console().print(_table(classes, dense=Run(run).config().get("task", "classify") != "classify"))
     print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()), f" ({images} images)")
 
 

@@ -12,6 +12,8 @@ HEADINGS = {
     "mask_ap": "mask AP, %",
     "recall": "recall, %",
     "precision": "precision, %",
+    "ap": "AP, %",
+    "f1": "F1, %",
 }
 
 
