@@ -234,9 +234,9 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
         optimizer = torch.optim.AdamW(student.parameters())
         mixer = MixToken() if labelled else CutMix()
         labeller = StoreLabels(store, GRID) if labelled else None
-        updates = 2 * rounds + 2
+        data = Data(workers=0)
         batches = train_batches(
-            source, Data(workers=0), batch=batch, micro_batch=batch, updates=updates, seed=0, labeller=labeller
+            source, data, batch=batch, micro_batch=batch, updates=2 * rounds + 2, seed=0, labeller=labeller
         )
         for read in on_device(batches, torch.device("cpu")):
             mix = mixer(read.images)

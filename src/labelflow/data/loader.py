@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from, generator
-from labelflow.data.batches import Draw, EvalBatches, TrainBatches, check_micro_batches
+from labelflow.data.batches import Draw, EvalBatches, Order, TrainBatches, check_micro_batches
 from labelflow.data.growth import BySize, Growth, at_epoch
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
@@ -58,9 +58,10 @@ def train_batches(
     first_update: int = 0,
     labeller: Labeller | BySize[Labeller] | None = None,
     growth: Growth | None = None,
+    order: Order | None = None,
 ) -> Iterator[PixelBatch]:
     """The micro-batches of one process, update by update, from `first_update` on, across epochs. growth: where the size
-    of images is not `data.image_size` throughout."""
+    of images is not `data.image_size` throughout. order: see `make_order`; a stream has its own."""
     transform: Transform | BySize[Transform] = train_transform(data)
     if growth:
         by_size = {size: train_transform(replace(data, image_size=size)) for size in set(growth.sizes)}
@@ -82,6 +83,7 @@ def train_batches(
         rank=rank,
         processes=processes,
         first_update=first_update,
+        order=order,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
     return iter(_load(views, data, Normalise(data.mean, data.std), batch_sampler=batches))

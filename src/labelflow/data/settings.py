@@ -1,6 +1,6 @@
 """What is seen: the data of a recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -10,12 +10,39 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What the columns of a table hold, where images come from one; those of Hugging Face have images of their own."""
+
+    image_column: str = ""
+    """Of a table: paths of images, as seen from its folder; '': the first of image, file, file_name and path."""
+    label_column: str = "label"
+    """Of a table or a Hugging Face data set: the class of an image."""
+    labels_column: str = "labels"
+    """The classes of an image, any number of them: a list, or text with separators. Of a table, '*' stands for all
+    other columns: each is a class, and holds 0 and 1."""
+    label_separator: str = ";"
+    """What stands between the classes of an image, where they are text."""
+    split_column: str = "split"
+    """Of a table: train or val. Without such a column val_fraction of the images are set aside."""
+    class_names: tuple[str, ...] = ()
+    """Of a table, or of a Hugging Face column of texts: the classes in their order, if not the sorted ones of the
+    training images."""
+
+    def __post_init__(self) -> None:
+        if not self.label_separator:
+            raise ValueError("label_separator must not be empty; ';', for example, is one")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError(f"class_names must differ from one another, not {', '.join(self.class_names)}")
+
+
+@dataclass(frozen=True)
 class Data:
     """Where images come from, and how they are seen."""
 
     source: Annotated[str, arg(name="data")] = "world"
-    """A folder of images; or world, torch/NAME (torchvision), hfds/NAME or, as a stream, hfids/NAME (Hugging Face), wds
-    (WebDataset)."""
+    """A folder of images, or a table of them, .csv or .parquet; or world, torch/NAME (torchvision), hfds/NAME or, as a
+    stream, hfids/NAME (Hugging Face), wds (WebDataset)."""
+    columns: Columns = field(default_factory=Columns)
     root: str = "data"
     """Where torchvision and Hugging Face keep their files, and where the shards of wds are."""
     train_split: str = "train"
@@ -23,7 +50,7 @@ class Data:
     val_split: str = "val"
     """The part to evaluate on."""
     val_fraction: float = 0.1
-    """How much of a folder without train and val is set aside, the same files for the same split_seed."""
+    """How much of a folder or a table without train and val is set aside, the same files for the same split_seed."""
     split_seed: int = 0
     """Chooses which files are set aside."""
     train_samples: int = 0
@@ -63,6 +90,9 @@ class Data:
     decode and crop, so that a few of them can feed a GPU."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How images are resized; random concerns training only."""
+    sampling: str = "uniform"
+    """Which samples an epoch has: uniform, each once; balanced, as many of each class; sqrt or power(p=0.5), between
+    the two; repeat_factor(threshold=0.001), images of rarer classes several times. It is as long as ever."""
     repeats: int = 1
     """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
     test_crop: float = 0.875
