@@ -13,16 +13,18 @@ import labelflow as lf
 import workers
 from helpers import build
 from labelflow.classifier import load
+from labelflow.data import Batch
 from labelflow.engine import Run
 from labelflow.targets import TokenLabel
 from labelflow.tasks import train_run
+from labelflow.tasks.multilabel import MultiLabel
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both processes come to, for each piece of work: they are started once, which takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    works = (workers.ddp, workers.ddp_tokens, workers.ddp_taught, workers.fsdp, workers.fsdp_runs)
+    works = (workers.ddp, workers.ddp_tokens, workers.ddp_taught, workers.fsdp, workers.fsdp_runs, workers.multi_label)
     torch.multiprocessing.spawn(workers.start, args=(works, folder, 2), nprocs=2)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
@@ -105,3 +107,15 @@ def test_a_sharded_run_resumes_identically(results: dict[str, list[Any]]) -> Non
         alone, resumed, _ = ([line for line in lines if line["kind"] == "eval"] for lines in rank["metrics"])
         assert alone == resumed
         assert "ema_top1" in alone[0]
+
+
+def test_several_labels_are_evaluated_exactly(results: dict[str, list[Any]]) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    logits, labels = workers.scores()
+    metric = MultiLabel("abc")
+    sums = metric.measure(logits, Batch(torch.empty(19, 3, 1, 1), labels, torch.ones(19), []))
+    expected = metric.metrics(sums)
+    for rank in results["multi_label"]:
+        assert rank["metrics"] == pytest.approx(expected, rel=1e-6)
+        assert rank["metrics"]["map"] == expected["map"]
+        assert rank["details"] == metric.details()

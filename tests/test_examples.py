@@ -21,6 +21,7 @@ import labelflow
 from labelflow import cli
 from labelflow.arguments import parse_arguments
 from labelflow.commands import train
+from labelflow.data.table import Table
 from labelflow.figures import FIGURES
 from labelflow.recipes import ALL, find
 from labelflow.recipes.methods import METHODS, find_method
@@ -60,6 +61,34 @@ def test_align_timm(tmp_path: Path, run_here: Callable[..., str]) -> None:
     with Image.open(tmp_path / "picture.png") as picture:
         assert min(picture.size) > 500
         assert len(picture.convert("RGB").getcolors(2**24) or []) > 1000  # something is drawn
+
+
+def test_coco_labels(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    """A table of an image's kinds of objects; those that too few training images show are left out."""
+    names = {1: "cat", 2: "dog", 7: "zebra"}
+    boxes = {"train": [(10, 1), (10, 1), (10, 2), (11, 1)], "val": [(12, 7), (12, 2)]}
+    (tmp_path / "annotations").mkdir()
+    for split, ids in (("train", (10, 11)), ("val", (12, 13))):
+        found = {
+            "categories": [{"id": number, "name": name} for number, name in names.items()],
+            "images": [{"id": number, "file_name": f"{number}.jpg"} for number in ids],
+            "annotations": [
+                {"image_id": image, "category_id": kind, "bbox": [0, 0, 1, 1]} for image, kind in boxes[split]
+            ],
+        }
+        (tmp_path / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(found))
+    assert "4 images, 2 classes" in run_here("examples/coco_labels.py", tmp_path)
+    rows = [
+        "train2017/10.jpg,cat;dog,train",
+        "train2017/11.jpg,cat,train",
+        "val2017/12.jpg,dog,val",
+        "val2017/13.jpg,,val",
+    ]
+    assert (tmp_path / "labels.csv").read_text().split() == ["image,labels,split", *rows]
+    train, val = (Table(tmp_path / "labels.csv", split) for split in ("train", "val"))
+    assert (train.classes, train.labels.tolist()) == (["cat", "dog"], [[True, True], [True, False]])
+    assert val.labels.tolist() == [[False, True], [False, False]]
+    assert "1 classes" in run_here("examples/coco_labels.py", tmp_path, "--least", "2")
 
 
 def test_rivals(tmp_path: Path, run_here: Callable[..., str]) -> None:

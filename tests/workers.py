@@ -23,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labelflow as lf
 from helpers import box_mix, build, images_for
-from labelflow.data import Data
+from labelflow.data import Batch, Data
+from labelflow.data.batches import EvalBatches
 from labelflow.engine import Run, Training, loop
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.optim import make_optimizer
 from labelflow.targets import Distill, Taught, TokenLabel, Truth
 from labelflow.tasks import Recipe, train_run
+from labelflow.tasks.multilabel import MultiLabel
 from targets.test_token_label import truth_for
 
 
@@ -147,9 +149,8 @@ def fsdp_runs(rank: int) -> dict[str, object]:
     with a fused optimizer, which are a GPU's defaults."""
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
-    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(launch_settings() | {name: str(value) for name, value in launched.items()})
-    PartialState(cpu=True)
+    os.environ.update(launch_settings())
+    launch(rank)
 
     def train(name: str, recipe: Recipe) -> Path:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU  # Accelerate shards on devices only
@@ -177,6 +178,34 @@ def fsdp_runs(rank: int) -> dict[str, object]:
         "resumed": {name: load_file(resumed / name) for name in names},
         "metrics": [Run(one).metrics() for one in (alone, resumed, rounded)],
     }
+
+
+def launch(rank: int) -> None:
+    """What Accelerate knows of the processes."""
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(value) for name, value in launched.items()})
+    PartialState(cpu=True)
+
+
+def multi_label(rank: int) -> dict[str, object]:
+    """Each process evaluates every other batch; the last one is filled up with samples of weight 0."""
+    launch(rank)
+    logits, labels = scores()
+    metric, sums = MultiLabel("abc"), {"loss": torch.zeros(()), "samples": torch.zeros(())}
+    for draws in EvalBatches(len(logits), batch=4, rank=rank, processes=2):
+        chosen, weights = [draw.sample for draw in draws], torch.tensor([draw.weight for draw in draws])
+        seen = Batch(torch.empty(4, 3, 1, 1), labels[chosen], weights, [])
+        sums = {name: sums[name] + value for name, value in metric.measure(logits[chosen], seen).items()}
+    for value in sums.values():
+        dist.all_reduce(value)
+    return {"metrics": metric.metrics(sums), "details": metric.details()}
+
+
+def scores() -> tuple[Tensor, Tensor]:
+    """Logits and labels of 19 images, with ties."""
+    chance = torch.Generator().manual_seed(0)
+    logits = torch.randn(19, 3, generator=chance).round(decimals=1)
+    return logits, (torch.rand(19, 3, generator=chance) < 0.4).float()
 
 
 def launch_settings() -> dict[str, str]:

@@ -18,6 +18,10 @@ from labelflow import api
 from labelflow.classifier import load
 from labelflow.data import Batch, Data
 from labelflow.engine import Run, Training
+from labelflow.formats import FORMATS
+from labelflow.formats.card import model_card
+from labelflow.formats.exported import export
+from labelflow.formats.metadata import metadata
 from labelflow.predictions import LabelPredictions
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.multilabel import MultiLabel, average_precision
@@ -159,7 +163,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"loss": "ce"}, r"images with several labels, which cross-entropy .*: --loss bce, or --loss asl"),
+            ({"loss": "ce"}, r"have several labels, but cross-entropy .*: --loss bce, or --loss asl"),
             ({"target": "sm_mix", "mixer": "smmix"}, r"the target sm_mix is defined for images of one class"),
             ({"labels_column": "tags", "label_column": "breed"}, r"but neither breed nor tags"),
         ],
@@ -205,6 +209,20 @@ class TestRun:
         assert {one["label"] for one in line["labels"]} == {"red", "green", "blue"}
         with pytest.raises(ValueError, match=r"threshold, a probability, must lie in \[0, 1\]"):
             classifier.predict(files, threshold=2)
+
+    def test_exports_say_so(self, run: api.TrainedRun, tmp_path: Path) -> None:
+        export(run.folder, "timm", tmp_path / "timm")
+        card = (tmp_path / "timm" / "README.md").read_text()
+        assert "any number of labels an image: the sigmoid of each logit" in card
+        assert "softmax" not in card
+        assert "argmax" not in card
+        assert f"mAP: {run.reached(run.best):.2f} %" in card
+        for way in FORMATS:
+            usage = model_card(load(run.folder), FORMATS[way].USAGE, way)["usage"]
+            assert "if logit > 0])  # a probability above 0.5" in usage
+            assert "argmax" not in usage
+        assert load(tmp_path / "timm").multi_label
+        assert metadata(load(run.folder))["multi_label"] == "true"
 
     def test_other_tables_may_lack_classes(self, run: api.TrainedRun, table: Path) -> None:
         other = table.with_name("other.csv")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from labelflow.data.settings import Columns
 from labelflow.labels.settings import Annotate
 from labelflow.process import is_main_process
 
@@ -14,7 +15,7 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
     """Dense labels from a trained classifier.
 
     Args:
-        data: A folder of images; or world, torch/NAME, hfds/NAME, wds.
+        data: A folder or a table of images; or world, torch/NAME, hfds/NAME, wds.
         options: The annotator, and how it annotates.
     """
     from labelflow.tasks.annotation import annotate_data
@@ -36,4 +37,6 @@ def _where(options: Annotate) -> str:
     """Which images of the data these are, for other commands."""
     names = ("root", "train_split", "val_split", "val_fraction", "split_seed")
     given = {name: getattr(options, name) for name in names if getattr(options, name) != getattr(Annotate, name)}
-    return "".join(f" --{name.replace('_', '-')} {quote(str(value))}" for name, value in given.items())
+    given |= {name: value for name, value in vars(options.columns).items() if value != getattr(Columns, name)}
+    texts = {name: value if isinstance(value, tuple) else (str(value),) for name, value in given.items()}
+    return "".join(f" --{name.replace('_', '-')} {' '.join(map(quote, value))}" for name, value in texts.items())

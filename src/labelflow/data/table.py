@@ -42,12 +42,10 @@ class Table(Listed):
         """parts: what the split column calls the images to train on and those to evaluate on."""
         self.table, self.root, columns = Path(path), Path(path).parent, columns or Columns()
         rows = read_table(self.table, columns)
-        self.multi_label = rows.several
         train, val = (_first(rows.splits, (name, *SPLITS[kind])) for name, kind in zip(parts, SPLITS, strict=True))
-        everything = np.ones(len(rows.split), bool)
         whole = split == "val" and val_fraction == 1  # other data, to evaluate on
         if whole:
-            chosen = everything if val is None else rows.split == val
+            chosen = _of_part(rows, val)
         elif not rows.splits:
             chosen = _aside(rows, val_fraction, seed) == (split == "val")
         elif train is None or val is None:
@@ -56,22 +54,22 @@ class Table(Listed):
                 f"{columns.split_column} should say {parts[0]} or {parts[1]}, not {shorten(sorted(rows.splits))}"
             )
         else:
-            chosen = rows.split == (val if split == "val" else train)
+            chosen = _of_part(rows, val if split == "val" else train)
             if split == "train" and (others := np.count_nonzero((rows.split != train) & (rows.split != val))):
                 tell(f"left out {others} images of {path} that are neither {parts[0]} nor {parts[1]}")
         places = np.flatnonzero(chosen)
         if not len(places):
             raise ValueError(f"{path} has too few images: it needs one to train on and one to evaluate on")
-        learned = everything if train is None else rows.split == train
-        given = list(columns.class_names) or rows.columns
-        self.classes = given or _sorted(rows.names, rows.lists.at(np.flatnonzero(learned)).ids)
-        lists = rows.lists.at(places)
+        lists, given = rows.lists.at(places), list(columns.class_names) or rows.columns
+        self.classes = given or _sorted(rows.names, rows.lists.at(np.flatnonzero(_of_part(rows, train))).ids)
         if unknown := sorted({rows.names[number] for number in np.unique(lists.ids)} - set(self.classes)):
             missing = "that are none of the class names" if given else "that its training images lack"
-            raise ValueError(f"the {split} images of {path} have classes {missing}: {shorten(unknown)}")
-        self.lists = _renumbered(lists, rows.names, self.classes)
-        if not len(self.lists.ids):
+            hint = "" if given else "; --class-names can name all there are"
+            raise ValueError(f"the {split} images of {path} have classes {missing}: {shorten(unknown)}{hint}")
+        if not len(lists.ids):
             raise ValueError(f"none of the {split} images of {path} has a label")
+        self.multi_label = rows.several
+        self.lists = _renumbered(lists, rows.names, self.classes)
         self.paths = TablePaths(str(self.root), rows.paths, rows.ends, places)
 
     @cached_property
@@ -114,6 +112,11 @@ def _first(splits: dict[str, int], names: Sequence[str]) -> int | None:
     return next((splits[name] for name in names if name in splits), None)
 
 
+def _of_part(rows: Rows, part: int | None) -> ndarray:
+    """Which images belong to it, (N,) bool: all of a table without it."""
+    return np.full(len(rows.split), True) if part is None else rows.split == part
+
+
 def _aside(rows: Rows, fraction: float, seed: int) -> ndarray:
     """Which images are set aside for validation: (N,) bool."""
     if not 0 < fraction < 1:
@@ -140,4 +143,4 @@ def _renumbered(lists: LabelLists, names: list[str], classes: list[str]) -> Labe
     """Labels as places in `classes`."""
     places = {name: place for place, name in enumerate(classes)}
     numbers = np.array([places.get(name, -1) for name in names], np.int32)
-    return LabelLists(numbers[lists.ids] if len(names) else lists.ids, lists.starts, len(classes))
+    return LabelLists(numbers[lists.ids], lists.starts, len(classes))

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        reason = self.reason.removesuffix(f" {self.name!r}")  # PIL's way to name it
+        reason = self.reason.removesuffix(f" {self.name!r}").removesuffix(":")  # PIL's and Python's ways to name it
         return printable(reason if reason.startswith(self.name) else f"{self.name}: {reason}")
 
 

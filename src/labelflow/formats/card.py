@@ -1,5 +1,6 @@
 """The model card of an export, as timm's `generate_readme` takes it."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from labelflow.classifier import Classifier, fingerprint
 from labelflow.engine.run import BEST, Run
 from labelflow.settings import flat
 from labelflow.spec import parse
-from labelflow.tasks.recipe import Recipe, read_recipe
+from labelflow.tasks.recipe import Recipe, headline_of, read_recipe
 
+LABELS = r"print([name for name, logit in zip(\1, logits[0]) if logit > 0])  # a probability above 0.5"
 MANY = 100  # classes that are too many to name
 SETTINGS_SHOWN = ("epochs", "batch", "optimizer", "lr", "weight_decay", "drop_path", "image_size", "ema", "seed")
 
@@ -21,13 +23,16 @@ def model_card(classifier: Classifier, usage: str, library: str, repo: str = "")
     name = parse(classifier.architecture).name
     if library == "timm" and model_entrypoint(name).__module__.startswith("labelflow."):
         usage = f"import labelflow.models  # {name} is not one of timm's own\n{usage}"
+    if classifier.multi_label:
+        usage = re.sub(r"print\((.*)\[logits\[0\]\.argmax\(\)\]\)", LABELS, usage)
     if repo:
         usage = usage.replace("local-dir:.", f"hf-hub:{repo}")
+    several = " for any number of labels an image: the sigmoid of each logit" if classifier.multi_label else ""
     return {
         "tags": ["image-classification", library, "labelflow"],
         "library_name": library,
         "license": "unknown",
-        "description": "An image classifier, exported by labelflow.",
+        "description": f"An image classifier{several}, exported by labelflow.",
         "details": {"Model": classifier.architecture, **_trained(classifier), **_seen(classifier)},
         "usage": f"{'' if repo else 'In this folder:'}\n\n```python\n{usage}```",
     }
@@ -49,7 +54,7 @@ def _trained(classifier: Classifier) -> dict[str, Any]:
     return {
         "Data": f"{Path(recipe.data.source).name}, {samples:,} training images",
         "Recipe": {"name": run.read("recipe.json")["name"] or "its own", **_settings(recipe)},
-        "Method": {"mixer": recipe.mixer, "target": recipe.target, "smoothing": recipe.smoothing},
+        "Method": {name: getattr(recipe, name) for name in ("mixer", "target", "loss", "smoothing")},
         **({"Metrics": metrics} if (metrics := _metrics(run, classifier.weights)) else {}),
     }
 
@@ -65,9 +70,12 @@ def _metrics(run: Run, weights: str) -> dict[str, str]:
     evaluations = [line for line in run.metrics() if line["kind"] == "eval"]
     if not evaluations or not (run / BEST).exists() or weights != fingerprint(run / BEST):
         return {}
-    prefix = "ema_" if "ema_top1" in evaluations[-1] else ""
-    best = max(evaluations, key=lambda line: line[f"{prefix}top1"])
-    shown = {"top-1": "top1", "top-5": "top5"} if run.config()["num_classes"] > 5 else {"top-1": "top1"}
+    config, headline = run.config(), headline_of(run)
+    prefix = "ema_" if f"ema_{headline}" in evaluations[-1] else ""
+    best = max(evaluations, key=lambda line: line[f"{prefix}{headline}"])
+    shown = {"top-1": "top1", "top-5": "top5"} if config["num_classes"] > 5 else {"top-1": "top1"}
+    if config.get("multi_label"):
+        shown = {"mAP": "map", "F1, mean over classes": "macro_f1", "F1 of all labels": "micro_f1"}
     return {
         **{name: f"{best[f'{prefix}{key}']:.2f} %" for name, key in shown.items()},
         "loss": f"{best[f'{prefix}loss']:.4f}",

@@ -9,8 +9,10 @@ from labelflow.classifier import Classifier
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """In JSON: what timm's `create_transform` takes, and the names of the classes."""
-    return {"data_config": json.dumps(classifier.preprocessing.cfg), "label_names": json.dumps(classifier.classes)}
+    """In JSON: what timm's `create_transform` takes, the classes' names, and whether an image may have several."""
+    several = {"multi_label": json.dumps(True)} if classifier.multi_label else {}
+    names = {"label_names": json.dumps(classifier.classes)}
+    return {"data_config": json.dumps(classifier.preprocessing.cfg), **names, **several}
 
 
 def example(classifier: Classifier) -> Tensor:

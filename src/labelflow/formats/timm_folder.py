@@ -39,7 +39,7 @@ def push(classifier: Classifier, repo: str, card: dict[str, Any]) -> str:
 
 def _settings(classifier: Classifier) -> dict[str, Any]:
     return {
-        "model_config": {"label_names": list(classifier.classes)},
+        "model_config": {"label_names": list(classifier.classes), "multi_label": classifier.multi_label},
         "data_config": classifier.preprocessing.cfg,
         "safe_serialization": True,
     }

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from labelflow.data.settings import Columns
+
 
 @dataclass(frozen=True)
 class Annotation:
@@ -59,4 +61,5 @@ class Annotate:
     """How many unreadable images are skipped and reported before it stops. They get empty labels."""
     resume: bool = False
     """Continue with the labels in that folder: what is missing or damaged is annotated, the rest stays."""
+    columns: Columns = field(default_factory=Columns)
     how: Annotation = field(default_factory=Annotation)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from labelflow.engine.run import BEST, LAST, Run
 from labelflow.html import document, line_chart, number, table
+from labelflow.settings import flat
 
 Values = dict[str, Any]  # a line of metrics.jsonl, or settings
 
@@ -106,7 +107,7 @@ def _charts(metrics: list[Values], measured: Measured) -> str:
 
 
 def _table(caption: str, values: Values) -> str:
-    return table((), [(name.replace("_", " "), _shown(value)) for name, value in values.items()], caption)
+    return table((), [(name.replace("_", " "), _shown(value)) for name, value in flat(values)], caption)
 
 
 def _shown(value: Any) -> str:

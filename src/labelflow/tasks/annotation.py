@@ -15,6 +15,7 @@ def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=options.how.precision)
     loading = Data(
         source=data,
+        columns=options.columns,
         root=options.root,
         train_split=options.train_split,
         val_split=options.val_split,

@@ -105,8 +105,8 @@ def check_several_labels(recipe: Recipe, target: Target, loss: Loss) -> None:
         raise ValueError(f"--best {recipe.best} is for images of one class; of several labels, the best mAP is kept")
     if isinstance(loss.costs, CrossEntropy):
         raise ValueError(
-            f"{recipe.data.source} has images with several labels, which cross-entropy would have exclude one another: "
-            "--loss bce, or --loss asl"
+            f"the images of {recipe.data.source} have several labels, but cross-entropy is for classes that exclude "
+            "one another: --loss bce, or --loss asl"
         )
     if getattr(target, "single_label", False):
         raise ValueError(
