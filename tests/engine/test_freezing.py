@@ -112,7 +112,7 @@ def test_the_parts_of_a_segmenter() -> None:
         (("blocks.2-5",), r"no part 'blocks.4' of blocks.2-5; it has stem"),
         (("blocks.3-0",), r"no part 'blocks.3-0'"),
         (("blocks.*.conv",), r"no part 'blocks.\*.conv'"),
-        (("stem@3",), r"stem@3 would thaw after the end of the run, which has 3 epochs; without @3"),
+        (("stem@3",), "stem@3 would thaw when the run is over, after epoch 3; without @3"),
         (("backbone", "head"), "--freeze backbone head leaves nothing to train$"),
         (("backbone@2", "head"), "--freeze backbone@2 head leaves nothing to train before epoch 3"),
     ],
