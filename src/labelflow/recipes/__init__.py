@@ -6,6 +6,7 @@ from typing import Any
 
 from labelflow.recipes import (
     detection,
+    finetuning,
     imagenet,
     rivals,
     segmentation,
@@ -30,6 +31,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
+        *finetuning.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
