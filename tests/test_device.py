@@ -23,7 +23,7 @@ from labelflow.engine import Run, Training, loop, make_accelerator, train
 from labelflow.engine.progress import Progress
 from labelflow.guides import GUIDES, UnmixedBatch, base
 from labelflow.mixers import MIXERS, Guided, make_mixer, mix_batch
-from labelflow.targets import TARGETS, Truth
+from labelflow.targets import TARGETS, Taught, Truth
 from labelflow.tasks import Classification, Recipe
 from pretend import DEVICE, STAGED, Log, OnDevice, launches, pretending
 from targets.test_token_label import truth_for
@@ -294,7 +294,8 @@ def step(target: Any, mixer: Any, log: Log) -> None:
     student, images = target.student(build("vit")).to(DEVICE).train(), images_for("vit").to(DEVICE)
     known = truth_for(4, 16)
     dense = known.dense.to(torch.device(DEVICE)) if target.dense else None
-    truth = Truth(known.classes.to(DEVICE), dense, clean=torch.rand(4, 5).to(DEVICE))
+    clean, taught = torch.rand(4, 5).to(DEVICE), Taught(torch.rand(4, 5).to(DEVICE))
+    truth = Truth(known.classes.to(DEVICE), dense, clean=clean, taught=taught)
     shown = {"importance": torch.rand(4, 4, 4).to(DEVICE)} if isinstance(mixer, Guided) else {}
     for _ in range(2):
         log.clear()

@@ -22,7 +22,7 @@ from labelflow.tasks import train_run
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both processes come to, for each piece of work: they are started once, which takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    works = (workers.ddp, workers.ddp_tokens, workers.fsdp, workers.fsdp_runs)
+    works = (workers.ddp, workers.ddp_tokens, workers.ddp_taught, workers.fsdp, workers.fsdp_runs)
     torch.multiprocessing.spawn(workers.start, args=(works, folder, 2), nprocs=2)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
@@ -47,6 +47,15 @@ def test_a_token_head_is_trained_by_all_processes(results: dict[str, list[Any]])
     student = TokenLabel().student(build("vit"))
     for number, rank in enumerate(ranks):
         assert_close(rank["loss"], workers.dense_step(student, number)["loss"])
+    for name, parameter in student.named_parameters():
+        for rank in ranks:
+            assert_close(rank["grad"][name], parameter.grad / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_a_distillation_token_is_trained_by_all_processes(results: dict[str, list[Any]]) -> None:
+    ranks, student = results["ddp_taught"], workers.taught_student()
+    for number, rank in enumerate(ranks):
+        assert_close(rank["loss"], workers.taught_step(student, number)["loss"])
     for name, parameter in student.named_parameters():
         for rank in ranks:
             assert_close(rank["grad"][name], parameter.grad / 2, atol=1e-5, rtol=1e-4)

@@ -16,6 +16,7 @@ from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
+from labelflow.settings import differences
 from labelflow.spec import parse
 from labelflow.tasks import Classification, Recipe, SegmentRecipe
 
@@ -135,6 +136,21 @@ def test_every_recipe_says_where_it_comes_from() -> None:
         check_micro_batches(entry.recipe.training.batch, entry.recipe.training.micro_batch, entry.gpus)
 
 
+def test_distilled_deits_are_deit_s_with_its_teacher() -> None:
+    """README_deit.md: hard, RegNetY-16GF; 74.5, 81.2 and 83.4."""
+    for size, aim in (("tiny", 74.5), ("small", 81.2), ("base", 83.4)):
+        entry = find(f"deit_{size}_distilled")
+        plain = find(f"deit_{size}").recipe
+        assert entry.aim == aim
+        changed = {name for name, _, _ in differences(plain, entry.recipe)}
+        assert changed == {"model", "target", "teacher", "teacher_size"}
+        assert entry.recipe.teacher_size == entry.recipe.data.image_size == 224
+        assert parse(entry.recipe.target).arguments == {"kind": "hard", "alpha": 0.5}
+        assert timm.get_pretrained_cfg(entry.recipe.teacher).has_weights
+    aligned = find("deit_small_distilled_tl_align").recipe
+    assert (aligned.mixer, aligned.teacher) == ("cutmix(alpha=1.0)", find("deit_small_distilled").recipe.teacher)
+
+
 def test_swin_starts_from_imagenet_1k() -> None:
     assert timm.get_pretrained_cfg(find("swin_base_tl_align").recipe.model).tag == "ms_in1k"
 
@@ -144,6 +160,7 @@ VIT = {"patch_size": 8, "embed_dim": 24, "depth": 12, "num_heads": 3}
 LVVIT = {"embed_dim": 24, "depth": 2, "num_heads": 3, "stem_width": 8}
 SMALLER: dict[str, dict] = {
     "deit": VIT,
+    "deit3": {**VIT, "depth": 2},
     "vit": {**VIT, "depth": 2},
     "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)},
     "pvt": {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)},
@@ -158,16 +175,20 @@ SMALLER: dict[str, dict] = {
 SMALL_CNN = "attentive_cutmix(model='resnet18', init='', size=32)"  # nothing is downloaded
 
 
-def smaller(recipe: Recipe, labels: Path) -> Recipe:
+def smaller(recipe: Recipe, labels: Path, teacher: str) -> Recipe:
     """The same at a size for a test: only the model, the data and the batch shrink."""
     name, arguments = parse(recipe.model)
     arguments |= SMALLER[name.split("_")[0]]
+    image_size = 64 if name.startswith(("pvt", "resnest")) else 32
     return recipe.change(
         model=f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
         init="",
         source=WORLD,
         labels=str(labels) if recipe.data.labels else "",
-        image_size=64 if name.startswith(("pvt", "resnest")) else 32,
+        image_size=image_size,
+        sizes=tuple(size * image_size // recipe.data.image_size for size in recipe.data.sizes),
+        teacher=teacher if recipe.teacher else "",
+        teacher_size=32,
         workers=0,
         batch=8,
         micro_batch=4,
@@ -188,9 +209,17 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draft.finish().folder
 
 
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small CNN with random weights, for the world's ten classes."""
+    file = tmp_path_factory.mktemp("teacher") / "weights.pth"
+    torch.save(timm.create_model("test_resnet", num_classes=10).state_dict(), file)
+    return f"test_resnet={file}"
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_takes_a_real_step(name: str, labels: Path) -> None:
-    recipe = smaller(find(name).recipe, labels)
+def test_every_recipe_takes_a_real_step(name: str, labels: Path, teacher: str) -> None:
+    recipe = smaller(find(name).recipe, labels, teacher)
     task = Classification(recipe)
     optimizer = make_optimizer(task.student, recipe.training)
     schedule = make_schedule(optimizer, recipe.training, 3)

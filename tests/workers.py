@@ -27,7 +27,7 @@ from labelflow.data import Data
 from labelflow.engine import Run, Training, loop
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.engine.optim import make_optimizer
-from labelflow.targets import TokenLabel
+from labelflow.targets import Distill, Taught, TokenLabel, Truth
 from labelflow.tasks import Recipe, train_run
 from targets.test_token_label import truth_for
 
@@ -79,6 +79,26 @@ def ddp_tokens(rank: int) -> dict[str, object]:
     torch.manual_seed(0)
     student = TokenLabel().student(build("vit"))
     result = dense_step(DistributedDataParallel(student), rank)
+    return {**result, "grad": {name: parameter.grad for name, parameter in student.named_parameters()}}
+
+
+def taught_step(student: nn.Module, rank: int) -> dict[str, object]:
+    images, mix, y = halves("deit distilled")[rank]
+    answers = torch.randn(8, 5, generator=torch.Generator().manual_seed(9)).chunk(2)[rank]
+    target = Distill(kind="hard", target="tl_align")
+    loss = lf.total(target(student(mix.apply(images), mix), Truth(y, taught=Taught(answers)), mix))
+    loss.backward()
+    return {"loss": loss.detach()}
+
+
+def taught_student() -> lf.Student:
+    return Distill(kind="hard", target="tl_align").student(build("deit distilled").train())
+
+
+def ddp_taught(rank: int) -> dict[str, object]:
+    """A distillation token, trained by two processes."""
+    student = taught_student()
+    result = taught_step(DistributedDataParallel(student), rank)
     return {**result, "grad": {name: parameter.grad for name, parameter in student.named_parameters()}}
 
 

@@ -9,8 +9,7 @@ Shapes: B batch, C classes, H×W pixels, N tokens, K sources.
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +17,10 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from labelflow.flow import Labels
-from labelflow.follow import Flow, Follower, Hooks, InitialLabels, Layer, PerThread
+from labelflow.follow import Flow, Follower, InitialLabels, Layer
 from labelflow.mix import Mix
-from labelflow.tokens import embedding_of, final_places, has_token_head, is_channels_first, sequence
+from labelflow.token_mixer import TokenMixer
+from labelflow.tokens import final_places, has_token_head
 
 Value = TypeVar("Value")
 _SWITCHING = threading.RLock()  # held while a model is in eval mode for a moment
@@ -32,6 +32,8 @@ class Output(NamedTuple):
     logits: Any  # as the model returns them; of the class token alone where an LV-ViT gives token logits
     tokens: Tensor | None = None  # (B, N, C): logits of each patch token, where they were needed
     flow: Flow | None = None  # where it was needed
+    distilled: Tensor | None = None  # (B, C): logits of the distillation token, where it has a part of its own
+    features: Tensor | None = None  # (B, D): what the classifier sees, pooled, where it was needed
 
 
 class Aligned(nn.Module):
@@ -87,6 +89,9 @@ class Student(nn.Module):
     trained beside it and is no part of it: `student.model` is what is evaluated and saved.
     "flow": the labels (own, partner) that reach each classifier; "flow_tokens": those of the patch tokens, too.
     "cells": the same with the cells of the final grid as sources, so that any labels of these cells can flow.
+    "distillation": logits of the distillation token apart from the class token's, in models that have one (timm's with
+    `set_distilled_training`); labels then flow to the class token alone. Evaluation is timm's: the mean of both.
+    "features": what the classifier sees of an image; `project` makes them as wide as a teacher's.
 
     A mix of tokens (`mix.at == "tokens"`) is done here, right after the patch embedding. Without a mix only the model
     runs: `student(images)` is what is evaluated, through whatever the student is wrapped in.
@@ -95,7 +100,7 @@ class Student(nn.Module):
     label, first_pixel=True gives a token the label of its first pixel instead of its area's.
     """
 
-    NEEDS = frozenset({"tokens", "flow", "flow_tokens", "cells"})
+    NEEDS = frozenset({"tokens", "flow", "flow_tokens", "cells", "distillation", "features"})
 
     def __init__(
         self,
@@ -113,10 +118,28 @@ class Student(nn.Module):
         self.model = model
         self.needs = frozenset(needs)
         self.first_pixel = first_pixel
-        self.follower = Follower(model, layers, residual, label_prefix) if self.needs - {"tokens"} else None
+        follows = bool(self.needs & {"flow", "flow_tokens", "cells"})
+        self.follower = Follower(model, layers, residual, label_prefix) if follows else None
         self.token_head = _token_head(model) if "tokens" in self.needs and not has_token_head(model) else None
-        self.token_mixer = _TokenMixer(model)
+        self.projection: nn.Linear | None = None
+        self.token_mixer = TokenMixer(model)
         self.grids: dict[tuple[int, int], tuple[int, int]] = {}
+        self.add(*self.needs & {"distillation", "features"})
+
+    def add(self, *needs: str) -> Self:
+        """Give "distillation" or "features", too: for a target that adds to another one's."""
+        self.needs |= set(needs)
+        if "distillation" in needs and hasattr(self.model, "set_distilled_training"):
+            self.model.set_distilled_training(True)  # type: ignore[operator]
+        if "features" in needs:
+            _check_head(self.model, "features")
+        return self
+
+    def project(self, width: int) -> None:
+        """Make features so wide, with a linear layer where they are not. Like a token head, it is trained beside the
+        model and is no part of it."""
+        own = head_width(self.model)
+        self.projection = nn.Linear(own, width) if own != width else None
 
     def __call__(self, images: Tensor, mix: Mix | None = None) -> Output:
         if "cells" in self.needs and mix is not None:
@@ -128,7 +151,7 @@ class Student(nn.Module):
         if mix is not None and not isinstance(mix, Mix):
             raise ValueError(f"a student takes a Mix, what a mixer returns, not a {type(mix).__name__}")
         if mix is None:
-            return Output(self.model(images))
+            return self._heads(self.model(images))
         initial_labels = self._initial_labels(images, mix)
         with self.token_mixer.mixing(mix) if mix.at == "tokens" else nullcontext():
             return self._forward_mixed(images, mix, initial_labels)
@@ -156,17 +179,33 @@ class Student(nn.Module):
         output, flow = self.follower.run(
             self.model, images, mix.share, tokens, initial_labels, call=self._forward_model
         )
+        if output.distilled is not None:
+            flow = flow._replace(heads=flow.heads[:, :1])  # the distillation token learns from no label
         return output._replace(flow=flow)
 
     def _forward_model(self, images: Tensor) -> Output:
+        if not self.needs & {"tokens", "features"}:
+            return self._heads(self.model(images))
+        model: Any = self.model
+        features = model.forward_features(images)
         if "tokens" not in self.needs:
-            return Output(self.model(images))
-        if self.token_head is None:
-            return Output(*self.model.dense_logits(images))  # type: ignore[operator]
-        features = self.model.forward_features(images)  # type: ignore[operator]
-        places = final_places(self.model, features, *images.shape[2:])
-        tokens = places.apply(self.model.forward_head, pre_logits=True)  # normalised as the classifier's input is
-        return Output(self.model.forward_head(features), self.token_head(tokens))  # type: ignore[operator]
+            output = self._heads(model.forward_head(features))
+        elif self.token_head is None:
+            output = Output(*model.dense_head(features))
+        else:
+            places = final_places(model, features, *images.shape[2:])
+            tokens = places.apply(model.forward_head, pre_logits=True)  # normalised as the classifier's input is
+            output = self._heads(model.forward_head(features))._replace(tokens=self.token_head(tokens))
+        if "features" not in self.needs:
+            return output
+        pooled = model.forward_head(features, pre_logits=True)
+        return output._replace(features=pooled if self.projection is None else self.projection(pooled))
+
+    def _heads(self, logits: Any) -> Output:
+        """In training, models with a distillation token return a pair, if they are asked to."""
+        if "distillation" in self.needs and isinstance(logits, tuple):
+            return Output(logits[0], distilled=logits[1])
+        return Output(logits)
 
     def _initial_labels(self, images: Tensor, mix: Mix) -> InitialLabels | None:
         """The labels of tokens as they leave the patch embedding; None: those of their pixels."""
@@ -194,62 +233,26 @@ def cells_as_sources(grid: tuple[int, int], cells: tuple[int, int], device: torc
     return F.one_hot(places.flatten(), cells[0] * cells[1]).float().unsqueeze(0)
 
 
-def _token_head(model: nn.Module) -> nn.Linear:
-    """A linear classifier for every token."""
-    width = getattr(model, "head_hidden_size", None) or getattr(model, "num_features", None)
-    classes = getattr(model, "num_classes", None)
-    if not width or not classes or not hasattr(model, "forward_head"):
+def head_width(model: nn.Module) -> int:
+    """Of what a timm model's classifier sees; 0 if it does not say."""
+    return getattr(model, "head_hidden_size", None) or getattr(model, "num_features", None) or 0
+
+
+def _check_head(model: nn.Module, what: str) -> None:
+    if not head_width(model) or not getattr(model, "num_classes", None) or not hasattr(model, "forward_head"):
         raise ValueError(
-            f"token logits need a timm model with forward_features, forward_head and num_classes, which "
+            f"{what} need a timm model with forward_features, forward_head and num_classes, which "
             f"{type(model).__name__} is not"
         )
-    head = nn.Linear(width, classes)
+
+
+def _token_head(model: nn.Module) -> nn.Linear:
+    """A linear classifier for every token."""
+    _check_head(model, "token logits")
+    head = nn.Linear(head_width(model), model.num_classes)  # type: ignore[arg-type]
     trunc_normal_(head.weight, std=0.02)
     nn.init.zeros_(head.bias)
     return head
-
-
-class _TokenMixer:
-    """Mixes what the patch embedding returns inside `mixing`, in that thread only (Token Labeling, Eq. 5)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.current = PerThread()  # _TokenMix, or None: idle
-        embedding = embedding_of(model)
-        hook = _TokenMixHook(self.current)
-        self.hooks = Hooks([] if embedding is None else [embedding.register_forward_hook(hook)])
-
-    @contextmanager
-    def mixing(self, mix: Mix) -> Iterator[None]:
-        current = _TokenMix(mix)
-        self.current.value = current
-        try:
-            yield
-        finally:
-            self.current.value = None
-        if current.times != 1:
-            raise ValueError("the model has no patch embedding after which tokens could be mixed; use --mixer cutmix")
-
-
-@dataclass
-class _TokenMix:
-    mix: Mix
-    times: int = 0  # how often it has been applied
-
-
-class _TokenMixHook:
-    def __init__(self, current: PerThread) -> None:
-        self.current = current
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], tokens: Any) -> Tensor | None:
-        current = self.current.value
-        if current is None:
-            return None
-        if not isinstance(tokens, Tensor) or tokens.ndim not in (3, 4):
-            raise ValueError(f"{type(module).__name__} does not return plain tokens, which could be mixed")
-        current.times += 1
-        first = tokens.ndim == 4 and is_channels_first(module, tokens, *current.mix.share.shape[2:])
-        mixed = current.mix.apply_to_tokens(sequence(tokens, first))
-        return (mixed.transpose(1, 2) if first else mixed).reshape(tokens.shape)
 
 
 @contextmanager

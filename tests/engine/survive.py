@@ -1,6 +1,6 @@
 """Kill a training run and resume it, again and again: does its folder end as that of one that was left alone?
 
-    python tests/engine/survive.py FOLDER classify 12 segment 2 detect 2
+    python tests/engine/survive.py FOLDER classify 12 growing 8 teacher 6 segment 2 detect 2
     python tests/engine/survive.py FOLDER --in-saves classify 100
 
 Half of the kills come while files are written, renamed, linked or removed, the others at any time; with --in-saves all
@@ -57,6 +57,22 @@ RECIPES: dict[str, AnyRecipe] = {
         training=replace(
             TRAINING, layer_decay=0.8, head_lr=2.0, betas=(0.9, 0.95), freeze=("stem", "blocks.0@2", "blocks.1@1")
         ),
+    ),
+    "growing": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        drop_path=0.2,
+        drop_path_schedule="constant",
+        mix_off_epoch=3,
+        data=Data(source="world(train=80, val=16)", image_size=32, sizes=(16, 24, 32), repeats=2, test_crop=1.0),
+        training=TRAINING,
+    ),
+    "teacher": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        drop_path=0.2,
+        target="distill(kind='features', target='token_label')",
+        teacher="RUN",  # that of `classify`, which is trained first; it annotates, and is compared with
+        data=Data(source="world(train=80, val=16)", image_size=32, erasing=0.5, test_crop=1.0),
+        training=TRAINING,
     ),
     "segment": SegmentRecipe(
         backbone=SWIN,
@@ -164,6 +180,9 @@ def kill_at(call: int, count: Path | None = None) -> Callable[[], None]:
 def survived(folder: Path, kills: int, recipe: AnyRecipe, in_saves: bool = False) -> int:
     """How many runs of so many ended as one that was left alone."""
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(recipe, Recipe) and recipe.teacher:
+        recipe = recipe.change(teacher=str(folder / "taught"))
+        finish(start(folder / "taught", RECIPES["classify"]))
     begin = time.perf_counter()
     finish(start(folder / "alone", recipe, before=kill_at(0, folder / "steps")))
     seconds = time.perf_counter() - begin

@@ -49,6 +49,9 @@ class Compare:
         if len(set(names)) != len(names):
             raise ValueError(f"methods must not repeat: {' '.join(names)}")
         dense = [method.name for method in methods if method.dense]
-        if dense and not self.recipe.data.labels:
+        if dense and not (self.recipe.data.labels or self.recipe.teacher):
             need = f"{', '.join(dense)} need dense labels"
-            raise ValueError(f"{need}: make them with labelflow annotate, and pass --labels")
+            raise ValueError(f"{need}: make them with labelflow annotate, and pass --labels (or a --teacher)")
+        taught = [method.name for method in methods if method.taught]
+        if taught and not self.recipe.teacher:
+            raise ValueError(f"{', '.join(taught)} need a teacher: pass --teacher, the folder of a run or a timm model")

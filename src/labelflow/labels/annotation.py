@@ -45,6 +45,16 @@ def place_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int, i
     return places.apply(model.forward_head), places.grid
 
 
+@torch.no_grad()
+def annotator_grid(model: nn.Module, images: Tensor) -> tuple[int, int]:
+    """Of the places at which it scores images of that size."""
+    try:
+        return place_logits(model, images)[1]
+    except (AssertionError, RuntimeError, AttributeError) as error:
+        size = images.shape[-1]
+        raise ValueError(f"the annotator gives no scores per location for images of {size} pixels: {error}") from None
+
+
 def best_scores(logits: Tensor, k: int, scores: str) -> tuple[Tensor, Tensor]:
     """The k best scores of each place and their classes: (…, C) -> (…, k) each.
 
@@ -86,13 +96,16 @@ def annotate(
     """Annotate every image of a source, divided among all processes. resume: keep what is there and intact."""
     columns = annotator_columns(annotator, source.classes)
     model = annotator.model.to(accelerator.device).to(memory_format=torch.channels_last).eval()  # faster convolutions
+    size = annotator.preprocessing.size
+    with accelerator.autocast():
+        grid = annotator_grid(model, torch.zeros(1, 3, size, size, device=accelerator.device))
     manifest = Manifest(
         annotator=annotator.architecture,
         weights=annotator.weights,
-        image_size=annotator.preprocessing.size,
+        image_size=size,
         seen=annotation.seen,
         scores=annotation.scores,
-        grid=_grid(model, annotator.preprocessing.size, accelerator),
+        grid=grid,
         k=min(annotation.top, len(source.classes)),
         classes=tuple(source.classes),
         samples=len(source),
@@ -166,12 +179,3 @@ def _draws(draft: Draft, shards: Sequence[int], batch: int) -> Iterator[list[Dra
 def _maps(values: Tensor, grid: tuple[int, int]) -> np.ndarray:
     """(B, N, k) -> (B, k, h, w)"""
     return values.transpose(1, 2).unflatten(2, grid).cpu().numpy()
-
-
-@torch.inference_mode()
-def _grid(model: nn.Module, size: int, accelerator: Accelerator) -> tuple[int, int]:
-    try:
-        with accelerator.autocast():
-            return place_logits(model, torch.zeros(1, 3, size, size, device=accelerator.device))[1]
-    except (AssertionError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"the annotator gives no scores per location for images of {size} pixels: {error}") from None

@@ -10,6 +10,7 @@ map, F frames, S samples of a token along an axis.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class ViewedMap(NamedTuple):
 
     label_map: LabelMap
     view: Matrix  # from the view to the image
+    bordered: Matrix  # from the view to the image with what is mirrored around it, where the nearest cell counts
     window: Matrix  # from the image to the map
     frames: tuple[Matrix, ...]  # from the view to the frame before each move
     grid: tuple[int, int]
@@ -62,7 +64,7 @@ class ViewedMap(NamedTuple):
     def stack(views: "Sequence[ViewedMap]") -> "ViewedMaps":
         scores, classes = (np.stack(part) for part in zip(*(view.label_map for view in views), strict=True))
         most = max(len(view.frames) for view in views)
-        within = [(view.view, *view.frames, *[view.view] * (most - len(view.frames))) for view in views]
+        within = [(view.bordered, *view.frames, *[view.bordered] * (most - len(view.frames))) for view in views]
         to_map = np.stack([view.window for view in views]) @ np.stack([view.view for view in views])
         counts = sample_counts(to_map, scores.shape[2:], views[0].grid)
         parts = (
@@ -93,11 +95,8 @@ class ViewedMaps(NamedTuple):
 
     def to(self, device: torch.device) -> TokenLabels:
         maps, counts, classes, scores = self.split(self.content.to(device, non_blocking=True))
-        cells = (scores.shape[2], scores.shape[3])
-        whole = cell_weights(maps, counts[:, :2], self.most[:2], (1, 1), cells)
-        tokens = cell_weights(maps, counts[:, 2:], self.most[2:], self.grid, cells)
-        names, full = over_vocabulary(scores.float(), classes.long(), self.vocabulary, self.num_classes)
-        return softmax(names, product(torch.cat([whole, tokens], 1), full), self.num_classes)
+        weights = view_weights(maps, counts, self.most, self.grid, (scores.shape[2], scores.shape[3]))
+        return view_labels(weights, scores.float(), classes.long(), self.vocabulary, self.num_classes)
 
     def split(self, content: Tensor) -> list[Tensor]:
         """maps (B, 1 + F, 3, 3): from the view to the map, to the image, and to the frame before each move;
@@ -119,9 +118,10 @@ def viewed_map(
     """`seen`: what of the image the map shows (`Manifest.seen`)."""
     if compat == "official":
         view, window = _official_matrix(geometry, label_map.scores.shape[1:]), IDENTITY
+        bordered = view
     else:
-        view, window = geometry.matrix, seen_window(seen, geometry.size)
-    return ViewedMap(label_map, view, window, geometry.frames, grid, num_classes)
+        view, window, bordered = geometry.matrix, seen_window(seen, geometry.size), geometry.bordered
+    return ViewedMap(label_map, view, bordered, window, geometry.frames, grid, num_classes)
 
 
 def label_view(
@@ -134,6 +134,28 @@ def label_view(
 ) -> TokenLabels:
     """The label of one view and those of its tokens, a batch of one."""
     return ViewedMap.stack([viewed_map(label_map, geometry, grid, num_classes, seen, compat)]).to(CPU)
+
+
+@cache
+def whole_view_weights(grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> Tensor:
+    """How much each cell counts where the map is that of the view itself: (1, 1 + N, h·w), made once for a device."""
+    counts = sample_counts(IDENTITY[None], cells, grid)
+    maps = torch.from_numpy(IDENTITY).float().expand(1, 2, 3, 3)
+    return view_weights(maps, torch.from_numpy(counts), counts[0].tolist(), grid, cells).to(device)
+
+
+def view_labels(weights: Tensor, scores: Tensor, classes: Tensor, vocabulary: int, num_classes: int) -> TokenLabels:
+    """The labels of views and their tokens, from scores and classes (B, k, h, w) and what each cell counts for them."""
+    names, full = over_vocabulary(scores, classes, vocabulary, num_classes)
+    return softmax(names, product(weights, full), num_classes)
+
+
+def view_weights(
+    maps: Tensor, counts: Tensor, most: Sequence[int], grid: tuple[int, int], cells: tuple[int, int]
+) -> Tensor:
+    """How much each cell counts for the view as a whole, and for each of its tokens: (B, 1 + N, h·w)."""
+    whole = cell_weights(maps, counts[:, :2], most[:2], (1, 1), cells)
+    return torch.cat([whole, cell_weights(maps, counts[:, 2:], most[2:], grid, cells)], 1)
 
 
 def sample_counts(to_map: Array, cells: Sequence[int], grid: tuple[int, int]) -> Array:

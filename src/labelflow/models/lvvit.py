@@ -193,20 +193,20 @@ class LVViT(vision_transformer.VisionTransformer):
 
     def dense_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of the class token (B, C), and of every patch token (B, N, C)."""
+        return self.dense_head(self.forward_features(images))
+
+    def dense_head(self, x: Tensor) -> tuple[Tensor, Tensor]:  # of what `forward_features` returned
         if self.aux_head is None:
             raise ValueError("this model has no classifier for its patch tokens: create it with aux_head=True")
         if self.num_classes == 0:
             raise ValueError("this model has no classifier: give it one with reset_classifier(num_classes)")
-        x = self.forward_features(images)
         return super().forward_head(x), self._token_logits(x)
 
 
 def _stem(stem: str | Stem) -> Stem:
     if isinstance(stem, str):
         if stem not in STEMS:
-            raise ValueError(
-                f"there is no stem {stem!r}; there are {', '.join(STEMS)}, or give a Stem(kernels, strides)"
-            )
+            raise ValueError(f"there is no stem {stem!r}; there are {', '.join(STEMS)}, or Stem(kernels, strides)")
         return STEMS[stem]
     kernels, strides = stem
     if len(kernels) != len(strides) or not kernels or any(k < s for k, s in zip(kernels, strides, strict=True)):

@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from labelflow.recipes import (
+    deit3,
     detection,
+    distillation,
     finetuning,
     imagenet,
+    multilabel,
     rivals,
     segmentation,
     small,
@@ -32,8 +35,11 @@ RECIPES: dict[str, Entry[Recipe]] = {
     for entry in (
         *small.ENTRIES,
         *finetuning.ENTRIES,
+        *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
+        *_of("DeiT III", deit3.ENTRIES),
+        *distillation.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }

@@ -18,13 +18,16 @@ class Method:
     target: str = "plain"
     smoothing: float | None = None  # None: the recipe's
     dense: bool = False  # whether the target needs dense labels
+    taught: bool = False  # whether it needs a teacher
 
     def of(self, recipe: Recipe, patch: int = 0) -> Recipe:
-        """The recipe with this method; dense labels stay only where they are used. patch, if known: a token's side."""
+        """The recipe with this method; dense labels and a teacher stay only where they are used. patch, if known: a
+        token's side."""
         mixer = self.mixer.format(patch=patch or token_side(recipe)) if "{patch}" in self.mixer else self.mixer
         smoothing = recipe.smoothing if self.smoothing is None else self.smoothing
         labels = recipe.data.labels if self.dense else ""
-        return recipe.change(mixer=mixer, target=self.target, smoothing=smoothing, labels=labels)
+        teacher = recipe.teacher if self.taught or (self.dense and not labels) else ""
+        return recipe.change(mixer=mixer, target=self.target, smoothing=smoothing, labels=labels, teacher=teacher)
 
 
 MIXUP, CUTMIX = "mixup(alpha=0.8)", "cutmix(alpha=1.0)"
@@ -58,6 +61,8 @@ METHODS = {
         ),
         Method("relabel", "CutMix + ReLabel", CUTMIX, "relabel", smoothing=0.0, dense=True),
         Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix", dense=True),
+        Method("distill", "CutMix + a teacher", CUTMIX, "distill", taught=True),
+        Method("distill_tl_align", "TL-Align + a teacher", CUTMIX, "distill(target='tl_align')", taught=True),
         Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
         # Mixing strategies with and without alignment (TL-Align, Table 7)
         Method("mixup_cutmix_tl_align", "MixUp or CutMix + TL-Align", MIXUP_CUTMIX, "tl_align"),
@@ -86,8 +91,8 @@ def find_method(text: str) -> Method:
         raise ValueError(
             f"{text!r} is not of the form NAME=MIXER/TARGET, such as grid=cutmix(grid=8)/tl_align; NAME is one word"
         )
-    dense = build(target[0], TARGETS, "target").dense
-    return Method(name, "=".join(rest), mixer, target[0], dense=dense)
+    built = build(target[0], TARGETS, "target")
+    return Method(name, "=".join(rest), mixer, target[0], dense=built.dense, taught=bool(built.teacher))
 
 
 def token_side(recipe: Recipe) -> int:

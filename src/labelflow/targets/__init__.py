@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from labelflow.lazy import Registry, exports
 
 if TYPE_CHECKING:
-    from labelflow.targets.base import Target, Truth
+    from labelflow.targets.base import Target, Taught, Truth
+    from labelflow.targets.distill import Distill
     from labelflow.targets.plain import Plain
     from labelflow.targets.relabel import ReLabel
     from labelflow.targets.sm_mix import SMMixTarget
@@ -27,16 +28,19 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "relabel": "labelflow.targets.relabel:ReLabel",
         "token_mix": "labelflow.targets.token_mix:TokenMixTarget",
         "sm_mix": "labelflow.targets.sm_mix:SMMixTarget",
+        "distill": "labelflow.targets.distill:Distill",
     }
 )
 
 __all__ = [
     "TARGETS",
+    "Distill",
     "Plain",
     "ReLabel",
     "SMMixTarget",
     "TLAlign",
     "Target",
+    "Taught",
     "TokenLabel",
     "TokenLabelAligned",
     "TokenMixTarget",

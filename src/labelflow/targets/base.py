@@ -1,6 +1,6 @@
 """What every target is."""
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -8,6 +8,15 @@ from labelflow.align import Output, Student
 from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
 from labelflow.sparse import TokenLabels
+
+Teaching = Literal["", "logits", "features"]  # what a target needs of a teacher; "": nothing
+
+
+class Taught(NamedTuple):
+    """What a teacher says of a batch's images, as they were mixed."""
+
+    logits: Tensor | None = None  # (B, C), for the classes of the data
+    features: Tensor | None = None  # (B, D): what its classifier sees of them
 
 
 class Truth(NamedTuple):
@@ -17,12 +26,15 @@ class Truth(NamedTuple):
     dense: TokenLabels | None = None  # what an annotator saw in them, for targets that say `dense = True`
     clean: Tensor | None = None  # (B, C): the model's own logits for them, where the mixer's guide asked the model
     loss: Loss = Loss()  # of logits and (mixed) labels: one number a sample or token
+    taught: Taught | None = None  # what a teacher says of the mixed images, for targets that name what they need of it
 
 
 class Target(Protocol):
-    """Turns one forward pass into the terms of a loss."""
+    """Turns one forward pass into the terms of a loss. One that makes sense for images of one class only says
+    `single_label = True`."""
 
     dense: bool  # whether it needs dense labels
+    teacher: Teaching  # what it needs of a teacher
 
     def student(self, model: nn.Module) -> Student:
         """The model as this target has to see it: what is needed is computed, and nothing else."""

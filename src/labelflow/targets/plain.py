@@ -5,13 +5,14 @@ from torch import nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 
 
 class Plain:
     """Cross-entropy with λ·y + (1-λ)·y', λ being the area (TL-Align, Eq. 1)."""
 
     dense = False
+    teacher: Teaching = ""
 
     def student(self, model: nn.Module) -> Student:
         return Student(model)

@@ -5,13 +5,14 @@ from torch import nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 
 
 class ReLabel:
     """Cross-entropy with the label map's mean over the view, mixed by area: λ·y + (1-λ)·y'."""
 
     dense = True
+    teacher: Teaching = ""
 
     def student(self, model: nn.Module) -> Student:
         return Student(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from labelflow.align import Output, Student
 from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 from labelflow.tokens import token_grid
 
 
@@ -24,6 +24,8 @@ class SMMixTarget:
     """
 
     dense = False
+    teacher: Teaching = ""
+    single_label = True
 
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"tokens"})

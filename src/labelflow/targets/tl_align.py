@@ -7,7 +7,7 @@ from torch import nn
 from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 
 
 class TLAlign:
@@ -17,6 +17,7 @@ class TLAlign:
     """
 
     dense = False
+    teacher: Teaching = ""
 
     def __init__(self, layers: Sequence[int] | None = None, residual: bool = True) -> None:
         self.layers = layers

@@ -12,7 +12,7 @@ from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
 from labelflow.sparse import Sparse
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 from labelflow.tokens import token_grid
 
 
@@ -26,6 +26,7 @@ class TokenLabel:
     """
 
     dense = True
+    teacher: Teaching = ""
 
     def __init__(
         self, beta: float = 0.5, image_label: Literal["pooled", "given"] = "pooled", participation: float = 1.0

@@ -14,7 +14,7 @@ from labelflow.align import Output, Student
 from labelflow.loss import Term
 from labelflow.mix import Mix
 from labelflow.sparse import Sparse
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 from labelflow.targets.token_label import mixed_cells
 
 
@@ -25,6 +25,7 @@ class TokenLabelAligned:
     """
 
     dense = True
+    teacher: Teaching = ""
 
     def __init__(self, beta: float = 0.5) -> None:
         if beta < 0:

@@ -8,7 +8,7 @@ from labelflow.align import Output, Student
 from labelflow.follow import Flow
 from labelflow.loss import Term
 from labelflow.mix import Mix
-from labelflow.targets.base import Truth
+from labelflow.targets.base import Teaching, Truth
 
 
 class TransMix:
@@ -22,6 +22,7 @@ class TransMix:
     """
 
     dense = False
+    teacher: Teaching = ""
 
     def __init__(self, mask: Literal["first_pixel", "area"] = "first_pixel") -> None:
         if mask not in ("first_pixel", "area"):

@@ -30,9 +30,9 @@ from labelflow.engine.run import CONFIG
 from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
 from labelflow.process import is_main_process, process_count
-from labelflow.settings import change, setting_names
+from labelflow.settings import change, differences, flat, setting_names
 from labelflow.tasks.classify import check_classes
-from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
+from labelflow.tasks.recipe import AnyRecipe, Recipe, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
@@ -81,7 +81,7 @@ def train_run(
         for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training), partly]):
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        config = {"task": kind.name, **task.config, "parameters": parameters}
+        config = {"task": kind.name, "headline": task.headline, **task.config, "parameters": parameters}
         config["identity"] = before.get("identity", "") if before else _identity(recipe, config)
         files = DataFiles(folder, [task.train_source, task.eval_source], resumed=bool(before))
         lines = files.compare(recipe.data.hash_data)
@@ -160,7 +160,8 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         is_classifier
         and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
     ):
-        changes = {"val_fraction": 1.0, **changes}  # nothing of other data was trained on
+        # Nothing of other data was trained on; a table may lack some of the classes.
+        changes = {"val_fraction": 1.0, "class_names": tuple(Run(folder).config()["label_names"]), **changes}
     recipe = recipe.change(**changes)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
@@ -241,6 +242,10 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         )
     if before.get("dense_labels", "") != now.get("dense_labels", ""):
         raise ValueError(f"{folder} was started with other dense labels")
+    if before.get("teacher", "") != now.get("teacher", ""):
+        raise ValueError(f"{folder} was started with another teacher: its weights have changed since")
+    if before.get("class_weights", "") != now.get("class_weights", ""):
+        raise ValueError(f"{folder} was started with other class weights")
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:

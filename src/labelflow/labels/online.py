@@ -1,0 +1,26 @@
+"""Dense labels of views from an annotator that looks at them while a model is trained: what a store would give, without
+one.
+
+Shapes: B batch, N = h·w places of the annotator's map, C classes, k best classes of a place.
+"""
+
+from torch import Tensor
+
+from labelflow.labels.annotation import best_scores
+from labelflow.labels.sampling import view_labels, whole_view_weights
+from labelflow.sparse import TokenLabels
+
+
+def online_labels(logits: Tensor, cells: tuple[int, int], grid: tuple[int, int], top: int) -> TokenLabels:
+    """The labels of views and of their tokens on a grid, from what an annotator saw at every place of them.
+
+    logits (B, N, C), on cells (h, w) that cover the view: `place_logits`. top: classes kept for each place.
+    """
+    num_classes = logits.shape[2]
+    k = min(top, num_classes)
+    scores, classes = (
+        part.transpose(1, 2).unflatten(2, cells) for part in best_scores(logits.float(), k, "rest")
+    )  # (B, k, h, w)
+    weights = whole_view_weights(grid, cells, logits.device).expand(len(logits), -1, -1)
+    vocabulary = min(num_classes, k * cells[0] * cells[1])  # at most: the device is not asked how many there are
+    return view_labels(weights, scores, classes, vocabulary, num_classes)
