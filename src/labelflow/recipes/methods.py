@@ -21,7 +21,8 @@ class Method:
     taught: bool = False  # whether it needs a teacher
 
     def of(self, recipe: Recipe, patch: int = 0) -> Recipe:
-        """The recipe with this method; dense labels and a teacher stay only where they are used. patch, if known: a token's side."""
+        """The recipe with this method; dense labels and a teacher stay only where they are used. patch, if known: a
+        token's side."""
         mixer = self.mixer.format(patch=patch or token_side(recipe)) if "{patch}" in self.mixer else self.mixer
         smoothing = recipe.smoothing if self.smoothing is None else self.smoothing
         labels = recipe.data.labels if self.dense else ""
