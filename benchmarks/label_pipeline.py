@@ -234,9 +234,10 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
         optimizer = torch.optim.AdamW(student.parameters())
         mixer = MixToken() if labelled else CutMix()
         labeller = StoreLabels(store, GRID) if labelled else None
-        settings = {"batch": batch, "micro_batch": batch, "updates": 2 * rounds + 2, "seed": 0, "first_update": 0}
         data = Data(workers=0)
-        batches = train_batches(source, data, rank=0, processes=1, labeller=labeller, **settings)
+        batches = train_batches(
+            source, data, batch=batch, micro_batch=batch, updates=2 * rounds + 2, seed=0, labeller=labeller
+        )
         for read in on_device(batches, torch.device("cpu")):
             mix = mixer(read.images)
             truth = Truth(torch.full((batch, CLASSES), 1 / CLASSES), read.dense)

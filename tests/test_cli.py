@@ -250,6 +250,16 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--model", "vit_enormous"], "timm has no model"),
         (["train", "quickstart", "--model", "vit_tiny_patch16_224(dephts=3)"], "dephts"),
         (["train", "quickstart", "--optimizer", "magic"], "there is no optimizer 'magic'"),
+        (["train", "quickstart", "--optimizer", "sgd", "--betas", "0.9", "0.95"], "the optimizer sgd has no betas"),
+        (["train", "quickstart", "--layer-decay", "1.2"], "layer_decay must lie in (0, 1]"),
+        (["train", "quickstart", "--layer-decay", "0.8", "--model", "pit_ti_224"], "with timm's group_matcher"),
+        (["train", "quickstart", "--freeze", "stages.0"], "no part 'stages.0'; it has stem, backbone, cls_token, pos_"),
+        (
+            ["train", "quickstart", "--freeze", "stem@8"],
+            "stem@8 would thaw after the end of the run, which has 8 epochs",
+        ),
+        (["train", "quickstart", "--freeze", "backbone", "head"], "--freeze backbone head leaves nothing to train"),
+        (["train", "quickstart", "--freeze", "stem@soon"], "--freeze takes parts, or PART@EPOCH"),
         (["train", "quickstart", "--batch", "127", "--micro-batch", "48"], "cannot be cut"),
         (["train", "quickstart", "--repeats", "0"], "repeats must be at least 1"),
         (["train", "quickstart", "--auto-augment", "strong"], "auto_augment is timm's"),
@@ -340,7 +350,7 @@ def two_processes() -> list[str]:
 def test_two_processes_compute_what_one_does(tmp_path: Path, two_processes: list[str]) -> None:
     """The same samples, pairs and boxes, and drop-path too; losses to rounding."""
     how = [*SMALL, "--data", "world(train=64, val=19)", "--drop-path", "0.3", "--log-updates", "1", "--ema", "0.9"]
-    how += ["--save-updates", "1", "--keep", "9"]
+    how += ["--save-updates", "1", "--keep", "9", "--layer-decay", "0.7", "--freeze", "stem", "blocks.0@1"]
     how += ["--mixer", "0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)", "--batch", "16", "--repeats", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

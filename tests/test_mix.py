@@ -56,10 +56,16 @@ def test_smoothing_before_or_after_blending_is_the_same(mix: lf.Mix, smoothing: 
     assert_close(before, after)
 
 
-def test_multi_label_targets_blend_as_well() -> None:
-    mix = lf.Mix(torch.tensor([1, 0]), torch.full((2, 1, 4, 4), 0.75))
-    targets = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
-    assert_close(mix.blend(targets), torch.tensor([[0.75, 1.0, 0.0], [0.25, 1.0, 0.0]]))
+@given(mixes(), st.integers(0, 2**10 - 1), st.sampled_from(["area", "aligned"]))
+def test_multi_label_targets_blend_as_well(mix: lf.Mix, shown: int, by: str) -> None:
+    """A class of both images stays 1, one of neither 0; of the own image alone it is its share."""
+    batch, aligned = len(mix.partner), torch.rand(len(mix.partner))
+    targets = torch.tensor([[float(shown >> (image + number) & 1) for number in range(3)] for image in range(batch)])
+    blended = mix.blend(targets) if by == "area" else mix.blend(targets, aligned)
+    for image, share in enumerate(mix.lam if by == "area" else aligned):
+        for own, other, found in zip(targets[image], targets[mix.partner[image]], blended[image], strict=True):
+            expected = {(1, 1): torch.ones(()), (0, 0): torch.zeros(()), (1, 0): share, (0, 1): 1 - share}
+            assert_close(found, expected[int(own), int(other)])
 
 
 @given(mixes(), st.tuples(st.integers(1, 4), st.integers(1, 4)))

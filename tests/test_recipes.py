@@ -16,9 +16,9 @@ from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
 from labelflow.mixers import CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
+from labelflow.settings import differences
 from labelflow.spec import parse
 from labelflow.tasks import Classification, Recipe, SegmentRecipe
-from labelflow.tasks.recipe import differences
 
 # TL-Align, Table 9: epochs, warm-up, LR, weight decay, EMA decay, MixUp, CutMix, switch probability, erasing, top-1
 TABLE_9 = {
@@ -160,6 +160,7 @@ VIT = {"patch_size": 8, "embed_dim": 24, "depth": 12, "num_heads": 3}
 LVVIT = {"embed_dim": 24, "depth": 2, "num_heads": 3, "stem_width": 8}
 SMALLER: dict[str, dict] = {
     "deit": VIT,
+    "deit3": {**VIT, "depth": 2},
     "vit": {**VIT, "depth": 2},
     "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)},
     "pvt": {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)},
@@ -178,12 +179,14 @@ def smaller(recipe: Recipe, labels: Path, teacher: str) -> Recipe:
     """The same at a size for a test: only the model, the data and the batch shrink."""
     name, arguments = parse(recipe.model)
     arguments |= SMALLER[name.split("_")[0]]
+    image_size = 64 if name.startswith(("pvt", "resnest")) else 32
     return recipe.change(
         model=f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})",
         init="",
         source=WORLD,
         labels=str(labels) if recipe.data.labels else "",
-        image_size=64 if name.startswith(("pvt", "resnest")) else 32,
+        image_size=image_size,
+        sizes=tuple(size * image_size // recipe.data.image_size for size in recipe.data.sizes),
         teacher=teacher if recipe.teacher else "",
         teacher_size=32,
         workers=0,

@@ -25,7 +25,7 @@ from labelflow.robustness.run import Robust, Robustness, prepare
 from labelflow.settings import change, setting_names
 from labelflow.spec import known
 from labelflow.tasks import AnyRecipe, Recipe, annotate_data, train_run
-from labelflow.tasks.recipe import KINDS, kind_of
+from labelflow.tasks.recipe import UNITS, headline_of, kind_of
 
 AnyPath = Path | str
 
@@ -44,9 +44,18 @@ class TrainedRun(Page):
     @property
     def best(self) -> dict[str, Any]:
         """The evaluation of the best weights, which `classifier`, `labelflow predict` and `labelflow eval` use."""
-        headline = KINDS[Run(self.folder).config()["task"]].headline
-        evaluations = [line for line in self.records if line["kind"] == "eval"]
-        return max(evaluations, key=lambda line: line.get(f"ema_{headline}", line[headline]))
+        return max((line for line in self.records if line["kind"] == "eval"), key=self.reached)
+
+    def reached(self, metrics: dict[str, Any]) -> float:
+        """Of an evaluation's metrics the one that counts: of the average of the weights, where there is one."""
+        headline = headline_of(Run(self.folder))
+        value: float = metrics.get(f"ema_{headline}", metrics[headline])
+        return value
+
+    @property
+    def unit(self) -> str:
+        """Of the metric that counts."""
+        return UNITS[headline_of(Run(self.folder))]
 
     @cached_property
     def classifier(self) -> Classifier:

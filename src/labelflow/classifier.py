@@ -22,7 +22,7 @@ from labelflow.data.pictures import Images, Pictures, collate_pictures, list_ima
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.engine.run import CONFIG, Run
 from labelflow.models.create import create, load_exactly, read_weights
-from labelflow.predictions import Prediction, Predictions, read_batches
+from labelflow.predictions import THRESHOLD, LabelPredictions, Prediction, Predictions, read_batches
 from labelflow.spec import parse, split
 from labelflow.tokens import check_image_size
 
@@ -48,6 +48,7 @@ class Classifier:
     architecture: str  # timm's name of the model, with arguments
     weights: str  # pretrained, packaged, random, or a file's name and checksum
     folder: Path | None = None  # of a run
+    multi_label: bool = False  # whether an image may show any number of its classes
 
     @property
     def trained(self) -> bool:
@@ -86,20 +87,26 @@ class Classifier:
         return logits
 
     def probabilities(self, images: Images) -> Tensor:
-        """(B, C)"""
-        return self.logits(images).float().softmax(1)
+        """(B, C); each for itself where an image may show several classes, of sum 1 otherwise"""
+        return self.as_probabilities(self.logits(images))
+
+    def as_probabilities(self, logits: Tensor) -> Tensor:
+        """(..., C)"""
+        return logits.float().sigmoid() if self.multi_label else logits.float().softmax(-1)
 
     def predict(
         self,
         images: Images,
         top: int = 5,
         *,
+        threshold: float = THRESHOLD,
         batch: int = 32,
         workers: int = 0,
         skip_unreadable: int = 0,
         quiet: bool = False,
     ) -> Predictions:
-        """The likeliest classes of each image, with their probabilities.
+        """The likeliest classes of each image, with their probabilities; of a multi-label classifier, all classes whose
+        probability is above a threshold, if any.
 
         images: a file, a folder (all images below it), a pattern such as "photos/**/*.jpg", a PIL image, a tensor that
         is preprocessed, (B, 3, H, W) or (3, H, W), or a list of any of these. batch: images at a time; workers:
@@ -107,12 +114,16 @@ class Classifier:
         """
         if top < 1:
             raise ValueError(f"top must be at least 1, not {top}")
-        found = Predictions()
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold, a probability, must lie in [0, 1], not {threshold}")
+        found = LabelPredictions() if self.multi_label else Predictions()
         for read in read_batches(self._pictures(images), batch, workers, skip_unreadable, quiet):
             probabilities = self.probabilities(read.seen)
-            values, columns = probabilities.topk(min(top, probabilities.shape[1]))
+            classes = probabilities.shape[1]
+            values, columns = probabilities.topk(classes if self.multi_label else min(top, classes))
             for file, best, chances in zip(read.names, columns.tolist(), values.tolist(), strict=True):
-                found.append(Prediction(file, list(zip(map(self.class_name, best), chances, strict=True))))
+                pairs = zip(map(self.class_name, best), chances, strict=True)
+                found.append(Prediction(file, [pair for pair in pairs if not self.multi_label or pair[1] > threshold]))
         return found
 
     def class_name(self, column: int) -> str:
@@ -188,6 +199,7 @@ def _load_run(folder: Path, weights: str, image_size: int) -> Classifier:
         run.read("recipe.json")["model"] if is_run else config["architecture"],
         fingerprint(file),
         folder if is_run else None,
+        bool(config.get("multi_label", False)),
     )
 
 

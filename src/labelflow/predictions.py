@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from labelflow.data import Unreadable
 from labelflow.data.loader import make_loader
@@ -17,14 +17,15 @@ from labelflow.spec import printable
 from labelflow.tables import Table
 
 SHOWN = 20  # rows in a notebook
-HEAD = ("file", "class", "probability", "then")
+THRESHOLD = 0.5  # the probability above which an image has a label, where it may have several
 
 
 class Prediction(NamedTuple):
     """What a classifier says about one image."""
 
     file: str  # "image 3" where it is not from a file
-    top: list[tuple[str, float]]  # the likeliest classes and their probabilities, the likeliest first
+    top: list[tuple[str, float]]  # the likeliest classes and their probabilities, the likeliest first; where an image
+    # may have several labels, those above the threshold, or none
 
     @property
     def label(self) -> str:
@@ -33,6 +34,10 @@ class Prediction(NamedTuple):
     @property
     def probability(self) -> float:
         return self.top[0][1]
+
+    @property
+    def labels(self) -> list[str]:
+        return [label for label, _ in self.top]
 
 
 class Predictions(list[Prediction], Table):
@@ -46,10 +51,13 @@ class Predictions(list[Prediction], Table):
     a.jpg,cat,0.9,dog,0.1
     """
 
+    head: ClassVar[tuple[str, ...]] = ("file", "class", "probability", "then")  # of cells
+    columns: ClassVar[list[str]] = ["file", "label", "probability"]  # of CSV, where there are no rows
+
     def to_csv(self) -> str:
-        """file, label, probability, label_2, probability_2, …"""
+        """file, label, probability, label_2, probability_2, …; as `records`"""
         written, rows = io.StringIO(), self.records
-        writer = csv.DictWriter(written, rows[0] if rows else ["file", "label", "probability"], lineterminator="\n")
+        writer = csv.DictWriter(written, rows[0] if rows else self.columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return written.getvalue()
@@ -72,7 +80,7 @@ class Predictions(list[Prediction], Table):
             draft.write_bytes(text.encode(errors="backslashreplace"))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """What people read below HEAD."""
+        """What people read below `head`."""
         return [
             (
                 printable(row.file),
@@ -84,14 +92,14 @@ class Predictions(list[Prediction], Table):
         ]
 
     def __repr__(self) -> str:
-        rows = ["  ".join(row[:3]) for row in Predictions(self[:SHOWN]).cells()]
+        rows = ["  ".join(row[:3]) for row in type(self)(self[:SHOWN]).cells()]
         return "\n".join([*rows, self._rest()]).strip() or "no predictions"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in HEAD)
+        head = "".join(f"<th>{name}</th>" for name in self.head)
         rows = "".join(
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-            for row in Predictions(self[:SHOWN]).cells()
+            for row in type(self)(self[:SHOWN]).cells()
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{self._rest()}"
 
@@ -109,6 +117,46 @@ class Predictions(list[Prediction], Table):
 
     def _rest(self) -> str:
         return f"and {len(self) - SHOWN} more" if len(self) > SHOWN else ""
+
+
+class LabelPredictions(Predictions):
+    """The same where an image may have several labels, or none.
+
+    >>> found = LabelPredictions([Prediction("a.jpg", [("cat", 0.9), ("dog", 0.6)]), Prediction("b.jpg", [])])
+    >>> found[0].labels
+    ['cat', 'dog']
+    >>> print(found.to_csv().strip())
+    file,labels,probabilities
+    a.jpg,cat;dog,0.9;0.6
+    b.jpg,,
+    """
+
+    head = ("file", "labels")
+    columns: ClassVar = ["file", "labels", "probabilities"]
+
+    def to_jsonl(self) -> str:
+        """A line of JSON for each image: file, and labels, a list of labels and probabilities."""
+        lines = []
+        for row in self:
+            labels = [{"label": label, "probability": _rounded(value)} for label, value in row.top]
+            lines.append(json.dumps({"file": row.file, "labels": labels}, ensure_ascii=False))
+        return "".join(f"{line}\n" for line in lines)
+
+    def cells(self) -> list[tuple[str, ...]]:
+        found = [", ".join(f"{printable(label)} {_percent(value)}" for label, value in row.top) for row in self]
+        return [(printable(row.file), labels or "none") for row, labels in zip(self, found, strict=True)]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of `to_csv`, which `labelflow train --data` reads: labels and probabilities, separated by ;"""
+        return [
+            {
+                "file": row.file,
+                "labels": ";".join(row.labels),
+                "probabilities": ";".join(str(_rounded(value)) for _, value in row.top),
+            }
+            for row in self
+        ]
 
 
 FORMATS: dict[str, Callable[[Predictions], str]] = {"csv": Predictions.to_csv, "jsonl": Predictions.to_jsonl}

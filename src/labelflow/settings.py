@@ -1,7 +1,7 @@
 """Dataclasses of settings, some of whose fields are such dataclasses themselves."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,3 +53,32 @@ def _typed(name: str, before: Any, value: Any) -> Any:
 
 def _is_part(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where two differ: name, one's value, the other's."""
+    second = dict(flat(asdict(other)))
+    for name, value in flat(asdict(one)):
+        if second[name] != value:
+            yield name, value, second[name]
+
+
+def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What `asdict` made of settings and their parts, under their own names."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value)
+        else:
+            yield name, value
+
+
+def from_json(kind: type[Any], values: dict[str, Any]) -> Any:
+    """A dataclass of what `asdict` made of it."""
+    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
+    settings = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            settings[name] = from_json(parts[name], value)
+        else:
+            settings[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**settings)

@@ -74,7 +74,7 @@ def table() -> list[Row]:
 def test_without_the_baseline_nothing_is_better() -> None:
     (row,) = rows([result("tl_align", seed, 70.0) for seed in range(3)], {}, ["cutmix", "tl_align"])
     assert row.against_first is None
-    assert cells_of(row)[2:4] == ["", ""]
+    assert cells_of(row)[2:6] == ["", "", "", ""]
 
 
 def test_equal_differences_are_rounding_not_certainty() -> None:
@@ -92,14 +92,30 @@ def test_the_table(table: list[Row]) -> None:
     assert cells_of(table[1]) == [
         "attentive",
         "56.0 ± 1.0 (3)",
+        "",  # as many images of each class, and cells from before there was a worst fifth
+        "",
         "+5.0 (+5.0 to +5.0)",
         "better",
         "0.88",
         "3 MB",
         "0.47 M + 3.4 M",
     ]
-    assert cells_of(table[2])[1:5] == ["51.0 (1)", "+1.0", "one seed: no verdict", ""]
+    assert cells_of(table[2])[1:7] == ["51.0 (1)", "", "", "+1.0", "one seed: no verdict", ""]
     assert markdown(table).count("\n| ") == 4
+    assert "worst fifth" not in markdown(table)
+
+
+def test_columns_of_unbalanced_data() -> None:
+    """Of 6 classes the worst fifth is 2."""
+    recalls = {0: [80.0, 10.0, 90.0, 20.0, 70.0, 95.0], 1: [80.0, 30.0, 90.0, 40.0, 70.0, 95.0]}
+    results = [result("cutmix", seed, 70.0, balanced=60.0 + seed) | {"recalls": recalls[seed]} for seed in (0, 1)]
+    results += [result("tl_align", 0, 70.0, ema_top1=71.0, balanced=50.0, ema_balanced=65.0)]
+    table = rows(results, {}, ["cutmix", "tl_align"])
+    assert [(row.balanced, row.worst) for row in table] == [(60.5, 25.0), (65.0, None)]
+    head, _, first, second = markdown(table).splitlines()
+    assert head.startswith("| method | top-1, % | balanced, % | worst fifth, % | difference")
+    assert first.startswith("| cutmix | 70.0 ± 0.0 (2) | 60.5 | 25.0 |")
+    assert second.startswith("| tl_align | 71.0 (1) | 65.0 |  |")
 
 
 def wide(*accuracies: float) -> list[Row]:

@@ -1,6 +1,6 @@
 """Kill a training run and resume it, again and again: does its folder end as that of one that was left alone?
 
-    python tests/engine/survive.py FOLDER classify 12 teacher 6 segment 2 detect 2
+    python tests/engine/survive.py FOLDER classify 12 growing 8 teacher 6 segment 2 detect 2
     python tests/engine/survive.py FOLDER --in-saves classify 100
 
 Half of the kills come while files are written, renamed, linked or removed, the others at any time; with --in-saves all
@@ -48,6 +48,14 @@ RECIPES: dict[str, AnyRecipe] = {
     "device": Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         data=Data(source="world(train=80, val=16)", image_size=32, augment="device", erasing=0.5, test_crop=1.0),
+        training=TRAINING,
+    ),
+    "growing": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        drop_path=0.2,
+        drop_path_schedule="constant",
+        mix_off_epoch=3,
+        data=Data(source="world(train=80, val=16)", image_size=32, sizes=(16, 24, 32), repeats=2, test_crop=1.0),
         training=TRAINING,
     ),
     "teacher": Recipe(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from labelflow.engine import Training
-from labelflow.engine.optim import make_optimizer, make_schedule, norms_apart, shorten_warmup
+from labelflow.engine.optim import check_optimizer, make_optimizer, make_schedule, shorten_warmup
 
 
 def rates(per_epoch: int, **settings: Any) -> list[float]:
@@ -95,55 +95,6 @@ def test_warm_up_epochs_are_counted_in_updates_where_no_updates_are_told() -> No
     assert one == rates(3, updates=12, warmup_epochs=0, warmup_updates=6, **how)
 
 
-class Small(nn.Module):
-    """Something of everything that is decayed or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.ones(1, 4, 6))
-        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
-        self.inside = nn.Sequential(
-            nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.LayerNorm(6, bias=False), nn.GroupNorm(2, 6)
-        )
-
-    def no_weight_decay(self) -> set[str]:
-        return {"positions"}
-
-
-EXEMPT = {
-    "vectors": {"positions", "linear.bias", "norm.weight", "norm.bias", "inside.0.bias"}
-    | {f"inside.{layer}.{part}" for layer in (1, 3) for part in ("weight", "bias")}
-    | {"inside.2.weight"},
-    "norms": {"positions", "norm.weight", "norm.bias", "inside.2.weight"},
-    "nothing": set(),
-}
-
-
-@pytest.mark.parametrize("exempt", EXEMPT)
-def test_what_weight_decay_shrinks(exempt: str) -> None:
-    """With gradients of zero and decay alone, AdamW multiplies by 1 - lr·decay, or leaves things as they are."""
-    model = Small()
-    for parameter in model.parameters():
-        nn.init.ones_(parameter)
-    training = Training(lr=0.1, lr_batch=0, weight_decay=0.5, exempt=exempt)  # type: ignore[arg-type]
-    optimizer = make_optimizer(model, training)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        assert_close(parameter.detach(), torch.full_like(parameter, 1.0 if name in EXEMPT[exempt] else 0.95), msg=name)
-
-
-def test_every_parameter_is_in_one_group() -> None:
-    model = Small()
-    groups = norms_apart(model, 0.3)
-    assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
-    found = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(found) == sorted(map(id, model.parameters()))
-    plain = norms_apart(nn.Linear(2, 2), 0.3)  # which names nothing
-    assert [len(group["params"]) for group in plain] == [2, 0]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -209,3 +160,24 @@ def test_optimizers_are_fused_on_cuda_alone(name: str, can: bool) -> None:
 def test_adagrad_has_no_fused_kernel_for_cuda() -> None:
     """Though its class takes the argument."""
     assert not make_optimizer(nn.Linear(2, 2), Training(optimizer="adagrad"), "cuda").defaults["fused"]
+
+
+def test_betas() -> None:
+    own, given = (make_optimizer(nn.Linear(2, 2), Training(betas=betas)) for betas in ((), (0.8, 0.95)))
+    assert own.defaults["betas"] == (0.9, 0.999)
+    assert {group["betas"] for group in given.param_groups} == {(0.8, 0.95)}
+    three = make_optimizer(nn.Linear(2, 2), Training(optimizer="adan", betas=(0.98, 0.92, 0.99)))
+    assert three.defaults["betas"] == (0.98, 0.92, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "adamv"}, "no optimizer 'adamv'; did you mean"),
+        ({"optimizer": "sgd", "betas": (0.9, 0.95)}, "the optimizer sgd has no betas: omit --betas"),
+        ({"betas": (0.9, 0.95, 0.99)}, "the optimizer adamw has 2 betas, not 3: --betas 0.9 0.95 0.99"),
+    ],
+)
+def test_optimizers_that_do_not_exist_or_take_no_such_betas(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_optimizer(Training(**settings))

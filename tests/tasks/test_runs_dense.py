@@ -17,7 +17,7 @@ from labelflow.classifier import load
 from labelflow.cli import main
 from labelflow.data.images import read
 from labelflow.engine import Interrupted, Run
-from labelflow.engine.optim import norms_apart
+from labelflow.engine.groups import norms_apart
 from labelflow.recipes import find_any
 from labelflow.tasks import LoadedRun, evaluate_run, find_objects, find_segments, load_run, train_run
 from labelflow.tasks.dense.task import DenseStudent

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ class LabelledImage:
     """An image as a model sees it, and what is known of it."""
 
     image: Tensor  # (3, H, W), normalised
-    label: int  # the column of the model's logits that means its class; -1: unknown
-    name: str  # what to call it: its class or its file
+    label: int  # the column of the model's logits that means its class; -1: unknown, or not one class
+    name: str  # what to call it: its class, its classes or its file
     masks: Mapping[str, Tensor] = field(default_factory=dict)  # (H, W) bool: where objects of a class are to be seen,
     # which the sample world knows
 
@@ -59,7 +60,7 @@ def images_of(
     names = [title(name) for name in source.classes]
     if isinstance(source, Stream):
         taken = [(transform(image), label) for image, label in islice(source.open(0), count)]
-        return [LabelledImage(image, labels[label], names[label]) for image, label in taken]
+        return [LabelledImage(image, *_called(label, labels, names)) for image, label in taken]
     chosen = torch.randperm(len(source), generator=generator(0))[:count].tolist()
     views = Views(source, as_view(transform), seed=0, training=False)
     found = []
@@ -67,8 +68,15 @@ def images_of(
         view = views[Draw(index, 0, index)]
         if not view.problem:
             masks = _masks(source, index, side) if isinstance(source, World) else {}
-            found.append(LabelledImage(view.image, labels[view.label], names[view.label], masks))
+            found.append(LabelledImage(view.image, *_called(view.label, labels, names), masks))
     return found
+
+
+def _called(label: Any, labels: list[int], names: list[str]) -> tuple[int, str]:
+    """The column and the name of a label, a number; or of several, a multi-hot array."""
+    if isinstance(label, int):
+        return labels[label], names[label]
+    return -1, ", ".join(names[one] for one in label.nonzero()[0]) or "no label"
 
 
 def pairs_of(

@@ -85,7 +85,7 @@ def mixed_samples(
 
 def likeliest(classifier: Classifier, logits: Tensor, count: int = 2) -> list[tuple[str, float]]:
     """The likeliest classes, and their probabilities: (C,) -> …"""
-    chances, places = logits.float().softmax(0).topk(min(count, len(logits)))
+    chances, places = classifier.as_probabilities(logits).topk(min(count, len(logits)))
     return [
         (classifier.class_name(place), chance) for place, chance in zip(places.tolist(), chances.tolist(), strict=True)
     ]

@@ -42,12 +42,13 @@ def compare(name: str, args: Sequence[str]) -> None:
 def _print(made: "Comparison") -> None:
     from rich.table import Column, Table
 
-    from labelflow.comparison.page import HEAD, cells_of, notes
+    from labelflow.comparison.page import columns_of, notes
     from labelflow.engine.progress import table_console
 
-    printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(HEAD)), box=None)
-    for row in made.rows:
-        printed.add_row(*cells_of(row))
+    heads, lines = columns_of(made.rows)
+    printed = Table(*(Column(head, no_wrap=place == 0) for place, head in enumerate(heads)), box=None)
+    for line in lines:
+        printed.add_row(*line)
     table_console().print(printed)
     print("", *notes(made.rows), sep="\n")
     if made.missing:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from labelflow.engine.run import Run
 from labelflow.process import is_main_process
 
 if TYPE_CHECKING:
@@ -58,17 +59,19 @@ def evaluate(
     if classes:
         from labelflow.engine.progress import literal_console
 
-        literal_console().print(_table(classes))
+        literal_console().print(_table(classes, dense=Run(run).config()["task"] != "classify"))
     print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()), f" ({images} images)")
 
 
-def _table(classes: "Details") -> "Table":
+def _table(classes: "Details", dense: bool) -> "Table":
+    """Of all classes, or of a classifier's worst."""
     from rich.table import Table
 
-    from labelflow.report.dense import shown
+    from labelflow.report.classes import rows, worst
 
-    names = list(next(iter(classes.values())))
-    table = Table("class", *names, box=None)
-    for name, own in classes.items():
-        table.add_row(name, *(shown(own[key]) for key in names))
+    listed = classes if dense else worst(classes)
+    heads, lines = rows(listed)
+    table = Table(*heads, box=None, caption=f"the worst {len(listed)} of {len(classes)}" if not dense else None)
+    for line in lines:
+        table.add_row(*line)
     return table

@@ -39,7 +39,9 @@ class Predict:
     format: Literal["table", "csv", "jsonl"] = "table"
     """Of a classifier: what is printed."""
     top: int = 3
-    """Of a classifier: how many classes of each image."""
+    """Of a classifier: how many classes of each image, if it has one."""
+    threshold: float = 0.5
+    """Of a multi-label classifier: the probability above which an image has a label."""
     least: float = SURE
     """Of a detector: the score threshold, from 0 to 1."""
     weights: str = ""
@@ -56,6 +58,8 @@ class Predict:
         for name, least in (("top", 1), ("batch", 1), ("workers", -1), ("skip_unreadable", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{flag(name)} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"--threshold, a probability, must lie in [0, 1], not {self.threshold}")
         if not self.images:
             how = f'labelflow predict {self.model} my/photos "more/*.jpg"'
             raise ValueError(f"no images; give files, folders or patterns: {how}")
@@ -82,7 +86,7 @@ def predict(options: Annotated[Predict, OmitArgPrefixes, arg(name="")]) -> None:
 def _classify(options: Predict) -> None:
     from labelflow.classifier import load
     from labelflow.engine.setup import best_device
-    from labelflow.predictions import FORMATS, HEAD, format_of
+    from labelflow.predictions import FORMATS, format_of
 
     files, out, kind = options.files(), options.out, options.format
     if out is not None and format_of(out) != kind != "table":
@@ -90,13 +94,18 @@ def _classify(options: Predict) -> None:
     classifier = load(options.model, options.weights)
     classifier.model.to(best_device())
     found = classifier.predict(
-        files, options.top, batch=options.batch, workers=options.workers, skip_unreadable=options.skip_unreadable
+        files,
+        options.top,
+        threshold=options.threshold,
+        batch=options.batch,
+        workers=options.workers,
+        skip_unreadable=options.skip_unreadable,
     )
     if out is not None:
         found.save(out)
         print(printable(f"{len(found)} predictions in {out}"))
     elif kind == "table":
-        _print_table(HEAD, found.cells())
+        _print_table(found.head, found.cells())
     else:
         _print_text(FORMATS[kind](found))
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from tyro.conf import Positional
 
 from labelflow.recipes import find_any
-from labelflow.tasks.recipe import differences
+from labelflow.settings import differences
 
 
 def show(recipe: Positional[str]) -> None:

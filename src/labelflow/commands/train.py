@@ -91,8 +91,8 @@ def _run(prog: str, name: str, recipe: AnyRecipe, about: str, args: Sequence[str
     if not is_main_process():
         return
     out = quote(str(run.folder))
-    reached, best = (one.get(f"ema_{kind.headline}", one[kind.headline]) for one in (run.metrics, run.best))
-    print(f"\nReached {reached:.1f} {kind.unit} on the evaluation images.")
+    reached, best = run.reached(run.metrics), run.reached(run.best)
+    print(f"\nReached {reached:.1f} {run.unit} on the evaluation images.")
     if best > reached:
         print(f"The best weights, which are used from here on: {best:.1f}, after epoch {run.best['epoch']:.4g}.")
     print(f"  look at it     {run.page}")

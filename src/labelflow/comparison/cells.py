@@ -22,15 +22,17 @@ import labelflow
 from labelflow.classifier import load
 from labelflow.data import Shards, Stream, open_source
 from labelflow.data.folder import Folder
-from labelflow.engine.run import Run
+from labelflow.data.table import Table
+from labelflow.engine.run import DETAILS, Run
 from labelflow.files import read_sealed, write_sealed
 from labelflow.labels import Store
 from labelflow.layers import is_compute
 from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
+from labelflow.settings import flat
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.classify import weights_file
-from labelflow.tasks.recipe import flat, read_recipe
+from labelflow.tasks.recipe import read_recipe
 from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 
 Result = dict[str, Any]  # the content of a cell's file
@@ -40,7 +42,7 @@ Finish = Callable[
 ]  # from a cell, the folder of its run and its result to a fuller result
 
 # Paths: a key depends on the content of the files, not on where they are.
-PLACES = {"source", "root", "labels", "init", "teacher"}
+PLACES = {"source", "root", "labels", "init", "teacher", "class_weights"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def make_cells(
     recipe: Recipe, methods: list[Method], seeds: tuple[int, ...], tell: Callable[[str], None] = lambda line: None
 ) -> list[Cell]:
     """Seed by seed, so that all methods have equally many seeds if time runs out."""
-    data, code = " ".join([data_digest(recipe, tell), init_digest(recipe.init)]).strip(), code_version()
+    files = [init_digest(recipe.init), init_digest(recipe.class_weights)]
+    data, code = " ".join([data_digest(recipe, tell), *files]).strip(), code_version()
     resolved = {method.name: method.of(recipe) for method in methods}
     labels = Store(recipe.data.labels).checksum if any(own.data.labels for own in resolved.values()) else ""
     teacher = load(recipe.teacher).key if any(own.teacher for own in resolved.values()) else ""
@@ -131,6 +134,7 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
         "samples": config["samples"],
         "val_samples": len(open_source(cell.recipe.data, "val")),
         "metrics": metrics,
+        "recalls": [own["recall"] for own in run.read(DETAILS).values() if own["recall"] is not None],
         "curve": [[line["epoch"], line[headline(line)]] for line in lines if line["kind"] == "eval"],
         "images_per_second": median([line["images_per_second"] for line in lines if line["kind"] == "train"]),
         "seconds": round(sum(cell_seconds(cell, lines)) or time.perf_counter() - started, 1),
@@ -150,7 +154,8 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
 
 def _without_paths(recipe: Recipe) -> Recipe:
     names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
-    return recipe.change(**names, init=Path(recipe.init).name)
+    files = {name: Path(getattr(recipe, name)).name for name in ("init", "class_weights")}
+    return recipe.change(**names, **files)
 
 
 def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
@@ -163,8 +168,8 @@ def cell_seconds(cell: Cell, lines: list[dict[str, Any]]) -> Iterator[float]:
 
 
 def headline(metrics: dict[str, Any]) -> str:
-    """The metric to compare: the EMA's top-1 accuracy if there is an EMA."""
-    return "ema_top1" if "ema_top1" in metrics else "top1"
+    """The metric to compare: top-1 accuracy, or mAP where images have several labels; the EMA's if there is an EMA."""
+    return next(name for name in ("ema_top1", "ema_map", "top1", "map") if name in metrics)
 
 
 def peak_memory() -> int:
@@ -180,12 +185,14 @@ def peak_memory() -> int:
 
 
 def data_digest(recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> str:
-    """Of a folder or of shards: all samples' names and classes; otherwise the name of the data and its size."""
+    """Of a folder, a table or shards: all samples' names and classes; otherwise the name of the data and its size."""
     parts = []
     for split in ("train", "val"):
         source = open_source(recipe.data, split, tell)
         parts += [split, *source.classes, str(len(source))]
-        if isinstance(source, Folder):
+        if isinstance(source, Table):
+            parts += [f"{source.key(index)} {source.lists.of(index).tolist()}" for index in range(len(source))]
+        elif isinstance(source, Folder):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.labels.tolist())]
         elif isinstance(source, Shards):
             parts += [f"{source.key(index)} {label}" for index, label in enumerate(source.samples["label"].tolist())]

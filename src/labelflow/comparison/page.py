@@ -8,14 +8,25 @@ from labelflow.comparison.statistics import Row, half_width, seeds_for
 from labelflow.html import Interval, document, dot_plot, save, standalone, table
 from labelflow.html.chart import ticks
 
-HEAD = ("method", "top-1, %", "difference to the first, 95 % interval", "verdict", "images/s", "memory", "parameters")
+OPTIONAL = ("balanced, %", "worst fifth, %")  # columns that are left out where there is nothing in them
+HEAD = (
+    "method",
+    "top-1, %",
+    *OPTIONAL,
+    "difference to the first, 95 % interval",
+    "verdict",
+    "images/s",
+    "memory",
+    "parameters",
+)
 
 NOTE = (
-    "Top-1 accuracy after the last epoch, mean ± standard deviation over seeds (how many). The difference is paired, "
-    "seed by seed, with Student's 95 % confidence interval, not corrected for the number of methods; a method is "
-    "better or worse only if the interval excludes 0. images/s is relative to the first row, all methods in turn in "
-    "one run. Memory is the largest of a training process; parameters are the model's, and those of a model beside it "
-    "in training."
+    "Top-1 accuracy after the last epoch, mean ± standard deviation over seeds (how many). balanced is the mean over "
+    "classes, shown where they differ in size; worst fifth is that over the fifth of the classes with the lowest "
+    "accuracy. The difference is paired, seed by seed, with Student's 95 % confidence interval, not corrected for the "
+    "number of methods; a method is better or worse only if the interval excludes 0. images/s is relative to the first "
+    "row, all methods in turn in one run. Memory is the largest of a training process; parameters are the model's, and "
+    "those of a model beside it in training."
 )
 
 MANY = 5  # seeds, from which on intervals are about as wide as their spread
@@ -53,6 +64,7 @@ def cells_of(row: Row) -> list[str]:
     return [
         row.method,
         f"{row.mean:.1f}{spread} ({len(row.accuracies)})",
+        *("" if value is None else f"{value:.1f}" for value in (row.balanced, row.worst)),
         difference,
         verdict,
         "" if row.speed is None else f"{row.speed:.2f}",
@@ -61,8 +73,16 @@ def cells_of(row: Row) -> list[str]:
     ]
 
 
+def columns_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The heads and the rows of a table."""
+    lines = list(map(cells_of, rows))
+    kept = [place for place, head in enumerate(HEAD) if head not in OPTIONAL or any(line[place] for line in lines)]
+    return [HEAD[place] for place in kept], [[line[place] for place in kept] for line in lines]
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    lines = [HEAD, ["---"] * len(HEAD), *map(cells_of, rows)]
+    head, texts = columns_of(rows)
+    lines = [head, ["---"] * len(head), *texts]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -92,7 +112,7 @@ def write_page(path: Path, title: str, facts: Sequence[str], rows: Sequence[Row]
     """facts: what was run, a line each."""
     page = f"""<header><h1>{escape(title)}</h1>{"".join(f"<p>{escape(fact)}</p>" for fact in facts)}</header>
 <main>
-<section><figure class="wide">{table(HEAD, [cells_of(row) for row in rows])}</figure>
+<section><figure class="wide">{table(*columns_of(rows))}</figure>
 {"".join(f"<p>{escape(note)}</p>" for note in notes(rows))}</section>
 <section><h2>Seeds and spread</h2><figure class="plot">{plot(rows)}</figure></section>
 </main>"""

@@ -48,6 +48,8 @@ class Comparison(Page):
             {
                 "method": row.method,
                 "top1": row.mean,
+                "balanced": row.balanced,
+                "worst_fifth": row.worst,
                 "spread": row.spread,
                 "seeds": len(row.accuracies),
                 "difference": row.against_first and row.against_first.mean,

@@ -10,6 +10,7 @@ import torch
 from labelflow.chance import Purpose, generator
 from labelflow.data import Batch, on_device
 from labelflow.engine import make_accelerator
+from labelflow.engine.freezing import Freezing
 from labelflow.engine.optim import make_optimizer
 from labelflow.engine.setup import flags_restored
 from labelflow.loss import total
@@ -64,9 +65,11 @@ class _Step:
         self.task = Classification(self.recipe, tell=lambda text: None)
         self.mixers = [(weight, make_mixer(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)
+        freezing = Freezing(self.task.student.model, recipe.training, self.task.samples // recipe.training.batch or 1)
         optimizer = make_optimizer(self.task.student, self.recipe.training, self.accelerator.device.type)
         self.student, self.optimizer = self.accelerator.prepare(self.task.student, optimizer)
         self.student.train()
+        freezing.begin(0)
         self.batch: Batch = next(on_device(self.task.train_batches(1, 0, 0, 1), self.accelerator.device))
 
     def __call__(self, number: int) -> float:

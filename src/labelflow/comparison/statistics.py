@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import atan, cos, pi, sin, sqrt
+from math import atan, ceil, cos, pi, sin, sqrt
 from statistics import mean, stdev
 
 from labelflow.comparison.cells import Result, headline
@@ -42,6 +42,8 @@ class Row:
     guide_parameters: int  # of models that run beside it in training
     seconds: float  # of training, all seeds together
     against_first: Difference | None  # None for the first row, or where no seed is shared
+    balanced: float | None = None  # accuracy, mean over classes; None where they have as many images
+    worst: float | None = None  # accuracy, mean over the worst fifth of the classes; None for older cells
 
     @property
     def mean(self) -> float:
@@ -120,6 +122,23 @@ def student_quantile(probability: float, freedom: int) -> float:
     return high
 
 
+def worst_fifth(recalls: Sequence[float]) -> float:
+    """The mean over the fifth of the classes that are recognised worst, at least one.
+
+    >>> worst_fifth([80.0, 10.0, 90.0, 20.0, 70.0, 95.0])
+    15.0
+    """
+    return mean(sorted(recalls)[: ceil(len(recalls) / 5)])
+
+
+def _balanced(cell: Result) -> str:
+    return headline(cell["metrics"]).replace("top1", "balanced")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
 def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequence[str]) -> list[Row]:
     """One for each method that has results; the first method is what the others are compared with."""
     accuracy = {
@@ -144,6 +163,8 @@ def rows(results: Sequence[Result], speeds: Mapping[str, float], methods: Sequen
                 cells[0]["guide_parameters"],
                 sum(cell["seconds"] for cell in cells),
                 compare(accuracy[methods[0]], accuracy[method], step) if method != methods[0] else None,
+                _mean([cell["metrics"][name] for cell in cells if (name := _balanced(cell)) in cell["metrics"]]),
+                _mean([worst_fifth(cell["recalls"]) for cell in cells if cell.get("recalls")]),
             )
         )
     return table

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from labelflow.data.batches import fit_micro_batch
     from labelflow.data.device import on_device
     from labelflow.data.folder import Folder
+    from labelflow.data.growth import BySize, Growth
     from labelflow.data.loader import eval_batches, train_batches
     from labelflow.data.preprocessing import Preprocessing
     from labelflow.data.settings import Data
@@ -23,9 +24,11 @@ else:
 __all__ = [
     "SOURCES",
     "Batch",
+    "BySize",
     "Data",
     "FileCheck",
     "Folder",
+    "Growth",
     "PixelBatch",
     "Preprocessing",
     "Problem",

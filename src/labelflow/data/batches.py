@@ -1,12 +1,15 @@
 """Which samples make up the batches of a run, and of an evaluation: an order that can be taken up anywhere."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from labelflow.chance import Purpose, generator
+
+Order = Callable[[int], Tensor]  # from an epoch to its samples, (N,): as many as there are, each once or not
 
 
 class Draw(NamedTuple):
@@ -18,6 +21,11 @@ class Draw(NamedTuple):
     weight: float = 1.0  # 0 fills up the last batch of an evaluation
 
 
+def shuffled(samples: int, seed: int) -> Order:
+    """Every sample once in an epoch."""
+    return lambda epoch: torch.randperm(samples, generator=generator(seed, Purpose.ORDER, epoch))
+
+
 class TrainBatches:
     """Which samples make up each batch of a whole training run, for one process.
 
@@ -27,6 +35,8 @@ class TrainBatches:
 
     Repeated augmentation (Hoffer et al., 2020): a sample comes `repeats` times in a row, dealt to different
     micro-batches, and an epoch has as many samples as without.
+
+    order: which samples an epoch has, and in which order; `shuffled` if there is none.
     """
 
     def __init__(
@@ -41,11 +51,13 @@ class TrainBatches:
         rank: int = 0,
         processes: int = 1,
         first_update: int = 0,
+        order: Order | None = None,
     ) -> None:
         check_micro_batches(batch, micro_batch, processes)
         if samples < batch:
             raise ValueError(f"a batch of {batch} is more than the {samples} training samples; choose a smaller batch")
-        self.samples, self.batch, self.repeats, self.seed = samples, batch, repeats, seed
+        self.samples, self.batch, self.repeats = samples, batch, repeats
+        self.order = order or shuffled(samples, seed)
         self.micro_batches = batch // micro_batch
         self.updates, self.first_update, self.rank, self.processes = updates, first_update, rank, processes
 
@@ -58,7 +70,7 @@ class TrainBatches:
         for update in range(self.first_update, self.updates):
             if update // per_epoch != epoch:
                 epoch = update // per_epoch
-                order = torch.randperm(self.samples, generator=generator(self.seed, Purpose.ORDER, epoch))
+                order = self.order(epoch)
             first = update % per_epoch * self.batch
             for place in range(self.rank, self.micro_batches, self.processes):
                 positions = range(first + place, first + self.batch, self.micro_batches)

@@ -26,9 +26,12 @@ class Listed:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, Any]:
         with Image.open(self.paths[index]) as image:
-            return decode(image), int(self.labels[index])
+            return decode(image), self.label(index)
+
+    def label(self, index: int) -> Any:
+        return int(self.labels[index])
 
     def name(self, index: int) -> str:
         return self.paths[index]

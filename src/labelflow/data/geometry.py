@@ -36,6 +36,7 @@ class Geometry:
     box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)  # top, left, height, width
     mirrored: bool = False
     frames: tuple[Matrix, ...] = ()  # from the view to the frame before each move; the first is the mirrored box
+    border: tuple[float, float] = (0.0, 0.0)  # parts of the image's width and height that are mirrored around it
 
     @property
     def moved(self) -> Matrix:
@@ -52,6 +53,13 @@ class Geometry:
         top, left, height, width = self.box
         crop = np.array([[width, 0, left], [0, height, top], [0, 0, 1]])
         return crop @ MIRROR @ self.moved if self.mirrored else crop @ self.moved
+
+    @property
+    def bordered(self) -> Matrix:
+        """From the view to the image with its border."""
+        x, y = self.border
+        width, height = 1 + 2 * x, 1 + 2 * y
+        return np.array([[1 / width, 0, x / width], [0, 1 / height, y / height], [0, 0, 1]]) @ self.matrix
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from labelflow.chance import Purpose, drawn_from, generator
-from labelflow.data.batches import Draw, EvalBatches, TrainBatches, check_micro_batches
+from labelflow.data.batches import Draw, EvalBatches, Order, TrainBatches, check_micro_batches
+from labelflow.data.growth import BySize, Growth, at_epoch
 from labelflow.data.normalise import Normalise
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.data.settings import Data
@@ -40,7 +42,7 @@ class Streamed(IterableDataset[View]):
                 continue
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
                 tracked = self.transform(self.transform.decode(image))
-                yield View(tracked.image, label, 1.0, patch=tracked.patch)
+                yield View(tracked.image, label, 1.0, patch=tracked.patch, epoch=self.epoch)
 
 
 def train_batches(
@@ -54,10 +56,16 @@ def train_batches(
     rank: int = 0,
     processes: int = 1,
     first_update: int = 0,
-    labeller: Labeller | None = None,
+    labeller: Labeller | BySize[Labeller] | None = None,
+    growth: Growth | None = None,
+    order: Order | None = None,
 ) -> Iterator[PixelBatch]:
-    """The micro-batches of one process, update by update, from `first_update` on, across epochs."""
-    transform = train_transform(data)
+    """The micro-batches of one process, update by update, from `first_update` on, across epochs. growth: where the size
+    of images is not `data.image_size` throughout. order: see `make_order`; a stream has its own."""
+    transform: Transform | BySize[Transform] = train_transform(data)
+    if growth:
+        by_size = {size: train_transform(replace(data, image_size=size)) for size in set(growth.sizes)}
+        transform = BySize(growth, by_size)
     if isinstance(source, Stream):
         if labeller is not None:
             raise ValueError(f"a stream such as {data.source} does not name its samples, so that labels can't be found")
@@ -75,6 +83,7 @@ def train_batches(
         rank=rank,
         processes=processes,
         first_update=first_update,
+        order=order,
     )
     views = Views(source, transform, seed, training=True, labeller=labeller)
     return iter(_load(views, data, Normalise(data.mean, data.std), batch_sampler=batches))
@@ -82,7 +91,7 @@ def train_batches(
 
 def _stream_micro_batches(
     source: Stream,
-    transform: Transform,
+    transform: Transform | BySize[Transform],
     data: Data,
     batch: int,
     micro_batch: int,
@@ -100,7 +109,7 @@ def _stream_micro_batches(
         done = 0
         while done < last:  # again from the beginning, if shards were dealt unevenly
             before = done
-            views = Streamed(source, transform, seed, epoch, micro_batch, skipped - done)
+            views = Streamed(source, at_epoch(transform, epoch), seed, epoch, micro_batch, skipped - done)
             chance = generator(seed, Purpose.ORDER, epoch)  # WebDataset shuffles by the workers' seeds
             for read in _load(views, data, normalise, batch_size=micro_batch, drop_last=True, generator=chance):
                 done += 1

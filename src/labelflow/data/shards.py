@@ -86,6 +86,11 @@ class Shards:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def labels(self) -> ndarray:
+        """(N,)"""
+        return self.samples["label"]
+
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
         _, label, shard, offset, size = self.samples[index].item()
         with open(self.shards[shard], "rb", buffering=0) as file:

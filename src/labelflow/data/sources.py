@@ -1,18 +1,21 @@
 """Data sets by name: one function, one line in SOURCES."""
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
 
-from PIL import Image
+import numpy as np
+from numpy import ndarray
 
 from labelflow.data.folder import Folder
+from labelflow.data.hugging_face import ColumnLabels, arrow_pair, column_labels, find_labels, sample_pair
 from labelflow.data.images import Decode, to_rgb
+from labelflow.data.rows import is_table
 from labelflow.data.settings import Data
 from labelflow.data.shards import ShardList, Shards, is_remote, local_shards
+from labelflow.data.table import Table
 from labelflow.data.views import Source
 from labelflow.data.world import World
 from labelflow.spec import known, parse
@@ -21,17 +24,32 @@ Tell = Callable[[str], None]  # called with progress messages
 
 
 class Indexed:
-    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart."""
+    """A torchvision or Hugging Face data set as a source; `pair` takes a sample apart, `list_labels` reads the labels
+    of all of them, and no image."""
 
-    def __init__(self, dataset: Any, classes: list[str], title: str, pair: Callable[[Any], tuple[Any, Any]]) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        classes: list[str],
+        title: str,
+        pair: Callable[[Any], tuple[Any, Any]],
+        list_labels: Callable[[Any], Any],
+        multi_label: bool = False,
+    ) -> None:
         self.dataset, self.classes, self.title, self.pair = dataset, classes, title, pair
+        self.list_labels, self.multi_label = list_labels, multi_label
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, Any]:
         image, label = self.pair(self.dataset[index])
-        return decode(image), int(label)
+        return decode(image), label if self.multi_label else int(label)
+
+    @property
+    def labels(self) -> ndarray:
+        """(N,)"""
+        return np.asarray(self.list_labels(self.dataset))
 
     def name(self, index: int) -> str:
         return f"{self.title}[{index}]"
@@ -50,14 +68,17 @@ class Stream:
         classes: list[str],
         opening: Callable[[int], Iterator[tuple[Any, Any]]],
         shards: Sequence[str] = (),
+        multi_label: bool = False,
     ) -> None:
         self.samples, self.classes, self.opening, self.shards = samples, classes, opening, shards
+        self.multi_label = multi_label
 
     def __len__(self) -> int:
         return self.samples
 
-    def open(self, epoch: int, decode: Decode = to_rgb) -> Iterator[tuple[Any, int]]:
-        return ((decode(image), int(label)) for image, label in self.opening(epoch))
+    def open(self, epoch: int, decode: Decode = to_rgb) -> Iterator[tuple[Any, Any]]:
+        several = self.multi_label
+        return ((decode(image), label if several else int(label)) for image, label in self.opening(epoch))
 
     def files(self) -> list[str]:
         """Shards that lie here."""
@@ -94,7 +115,16 @@ def _torchvision(name: str, data: Data, split: str, tell: Tell) -> Source:
         parts = [made(**option, download=True) for option in options]
     classes = [str(label) for label in parts[0].classes]
     dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts)
-    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple)
+    return Indexed(dataset, classes, f"torch/{name} {split}", pair=tuple, list_labels=_torchvision_labels)
+
+
+def _torchvision_labels(dataset: Any) -> list[int]:
+    """torchvision has no common name for them."""
+    if hasattr(dataset, "datasets"):  # several parts, one after another
+        return [label for part in dataset.datasets for label in _torchvision_labels(part)]
+    if hasattr(dataset, "_samples"):
+        return [label for _, label in dataset._samples]
+    return list(dataset.targets if hasattr(dataset, "targets") else dataset._labels)
 
 
 # name: (class in torchvision.datasets, {our split: the parts that make it up})
@@ -112,27 +142,14 @@ TORCHVISION: dict[str, tuple[str, dict[str, list[dict[str, Any]]]]] = {
 def _hugging_face(name: str, data: Data, split: str, tell: Tell) -> Source:
     datasets = _import("datasets", "hfds/… needs Hugging Face's datasets: pip install datasets")
     dataset = datasets.load_dataset(name, split=_split(data, split), cache_dir=data.root)
-    classes = _hugging_face_classes(dataset.features, name)
+    labels = find_labels(dataset.features, name, data.columns)
+    if not labels.classes:  # texts
+        trained = datasets.load_dataset(name, split=data.train_split, cache_dir=data.root).select_columns(labels.column)
+        labels = labels._replace(classes=sorted({text for row in trained for text in row[labels.column] or []}))
     dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
-    return Indexed(dataset, classes, f"hfds/{name.rstrip('/')} {_split(data, split)}", pair=_arrow_pair)
-
-
-def _arrow_pair(row: Any) -> tuple[Image.Image, int]:
-    """Of a table with one row, which is not copied."""
-    image, label = row.column("image")[0], row.column("label")[0].as_py()
-    content = image["bytes"]
-    return Image.open(io.BytesIO(content.as_buffer()) if content.is_valid else image["path"].as_py()), label
-
-
-def _hugging_face_pair(sample: dict[str, Any]) -> tuple[Image.Image, int]:
-    image = sample["image"]
-    return Image.open(io.BytesIO(image["bytes"]) if image["bytes"] else image["path"]), sample["label"]
-
-
-def _hugging_face_classes(features: Any, name: str) -> list[str]:
-    if not {"image", "label"} <= features.keys() or not hasattr(features["label"], "names"):
-        raise ValueError(f"{name} should have a column image and a column label with class names, not {list(features)}")
-    return list(features["label"].names)
+    title = f"hfds/{name.rstrip('/')} {_split(data, split)}"
+    listing = partial(column_labels, labels)
+    return Indexed(dataset, labels.classes, title, partial(arrow_pair, labels), listing, labels.several)
 
 
 def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Stream:
@@ -147,19 +164,21 @@ def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Strea
         if not dataset.info.splits:
             raise ValueError(f"hfids/{name} does not say how many samples it has: --train-samples and --val-samples do")
         samples = dataset.info.splits[part].num_examples
-    classes = _hugging_face_classes(dataset.features, name)
+    labels = find_labels(dataset.features, name, data.columns)
+    if not labels.classes:
+        raise ValueError(f"hfids/{name} does not say which classes {labels.column} has: --class-names A B … does")
     dataset = dataset.cast_column("image", datasets.Image(decode=False))
 
     if split == "train":
         dataset = dataset.shuffle(seed=data.split_seed, buffer_size=1000)
     if distributed.is_initialized():
         dataset = split_dataset_by_node(dataset, distributed.get_rank(), distributed.get_world_size())
-    return Stream(samples, classes, partial(_open_hugging_face, dataset))
+    return Stream(samples, labels.classes, partial(_open_hugging_face, dataset, labels), multi_label=labels.several)
 
 
-def _open_hugging_face(dataset: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+def _open_hugging_face(dataset: Any, labels: ColumnLabels, epoch: int) -> Iterator[tuple[Any, Any]]:
     dataset.set_epoch(epoch)
-    return map(_hugging_face_pair, dataset)
+    return map(partial(sample_pair, labels), dataset)
 
 
 def _web_dataset(name: str, data: Data, split: str, tell: Tell) -> Shards | Stream:
@@ -238,11 +257,14 @@ def is_named(source: str) -> bool:
 
 
 def open_source(data: Data, split: str, tell: Tell = lambda line: None) -> Source | Stream:
-    """The part "train" or "val" of a recipe's data: a name in SOURCES, or a folder. tell: called with progress
-    messages."""
+    """The part "train" or "val" of a recipe's data: a name in SOURCES, a table, or a folder. tell: called with
+    progress messages."""
     if is_named(data.source):
         prefix, _, name = data.source.partition("/")
         return SOURCES[prefix.partition("(")[0]](name, data, split, tell)
+    if is_table(data.source):
+        parts = (data.train_split, data.val_split)
+        return Table(data.source, split, data.columns, data.val_fraction, data.split_seed, parts, tell)
     return Folder(data.source, split, data.val_fraction, data.split_seed, tell)
 
 

@@ -13,6 +13,7 @@ from labelflow.data.deferred import DecodedCrop, Resize, defer
 from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
 from labelflow.data.images import to_rgb
 from labelflow.data.settings import Data
+from labelflow.data.simple_crop import SimpleCrop
 
 
 class Transform(Protocol):
@@ -81,7 +82,8 @@ def train_transform(data: Data) -> Transform:
             if operation.aug_fn is auto_augment.posterize:
                 operation.aug_fn = _posterize
     if data.augment == "workers":
-        return Steps(*(follow(step) for step in (crop, *steps)), OnImage(np.asarray))
+        first = SimpleCrop(crop) if data.crop == "simple" else follow(crop)
+        return Steps(first, *(follow(step) for step in steps), OnImage(np.asarray))
     return DeferredSteps(DecodedCrop(crop), Resize(crop), *(follow(defer(step)) for step in steps))
 
 

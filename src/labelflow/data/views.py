@@ -17,8 +17,10 @@ from labelflow.data.batches import Draw
 from labelflow.data.deferred import Deferred, Plan
 from labelflow.data.erasing import Patch, Patches
 from labelflow.data.geometry import Geometry
+from labelflow.data.growth import BySize, at_epoch
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.normalise import Normalise
+from labelflow.data.several import is_multi_label, multi_hot
 from labelflow.data.transforms import Transform
 from labelflow.data.unreadable import Problem
 from labelflow.sparse import TokenLabels
@@ -33,8 +35,9 @@ class Source(Protocol):
     @property
     def classes(self) -> Sequence[str]: ...
     def __len__(self) -> int: ...
-    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
-        """The image, which `decode` gets as soon as it is open, and its label."""
+    def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, Any]:
+        """The image, which `decode` gets as soon as it is open, and its label, a number; a multi-hot array (C,) of a
+        source that says `multi_label`."""
         ...
 
     def name(self, index: int) -> str:
@@ -65,19 +68,21 @@ class Labeller(Protocol):
 
 class View(NamedTuple):
     image: Any  # bytes of Pillow's, (H, W, 3); a tensor (3, H, W), uint8 if it is to be one of a batch; a Deferred one
-    label: int
+    label: Any  # a number, or an array (C,) float32 of 0 and 1
     weight: float
     problem: Problem | None = None  # why the sample could not be read, if it could not
     dense: ViewLabels | None = None
     patch: Patch | None = None  # what random erasing puts into it
+    epoch: int = 0
 
 
 class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W), normalised
-    labels: Tensor  # (B,) long
+    labels: Tensor  # (B,) long; (B, C) float of 0 and 1 where images have several
     weights: Tensor  # (B,): 0 where a sample does not count
     problems: list[Problem]  # samples that could not be read
     dense: TokenLabels | None = None  # labels of tokens, where there are any
+    epoch: int = 0
 
 
 class PixelBatch(NamedTuple):
@@ -91,6 +96,7 @@ class PixelBatch(NamedTuple):
     patches: Patches  # what random erasing puts into the normalised images
     normalise: Normalise
     plan: Plan | None  # what is still to be done with the pixels, with `--augment device`
+    epoch: int = 0
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
@@ -99,21 +105,28 @@ class PixelBatch(NamedTuple):
             pixels = self.plan.to(device).apply(pixels, self.normalise.mean_colour)
         images = self.normalise(pixels)
         self.patches.paint(images)
-        return Batch(images, labels, weights, self.problems, self.dense.to(device) if self.dense else None)
+        dense = self.dense.to(device) if self.dense else None
+        return Batch(images, labels, weights, self.problems, dense, self.epoch)
 
 
 def collate(views: list[View], normalise: Normalise) -> PixelBatch:
     deferred = [view.image for view in views if isinstance(view.image, Deferred)]  # all or none
     return PixelBatch(
         _stack([image.pixels for image in deferred] or [view.image for view in views]),
-        torch.tensor([view.label for view in views]),
+        _stack_labels([view.label for view in views]),
         torch.tensor([view.weight for view in views]),
         [view.problem for view in views if view.problem],
         views[0].dense.stack([view.dense for view in views]) if views[0].dense else None,  # all or none
         Patches.stack([view.patch for view in views]),
         normalise,
         Plan.stack(deferred) if deferred else None,
+        views[0].epoch,
     )
+
+
+def _stack_labels(labels: list[Any]) -> Tensor:
+    """(B,) long, or (B, C) float"""
+    return torch.from_numpy(np.stack(labels)) if isinstance(labels[0], ndarray) else torch.tensor(labels)
 
 
 def _stack(images: list[Tensor] | list[ndarray]) -> Tensor:
@@ -166,10 +179,10 @@ class Views(Dataset[View]):
     def __init__(
         self,
         source: Source,
-        transform: Transform,
+        transform: Transform | BySize[Transform],
         seed: int,
         training: bool,
-        labeller: Labeller | None = None,
+        labeller: Labeller | BySize[Labeller] | None = None,
     ) -> None:
         self.source, self.transform, self.seed, self.training = source, transform, seed, training
         self.labeller = labeller
@@ -187,12 +200,14 @@ class Views(Dataset[View]):
 
     def _view(self, draw: Draw) -> View:
         seed_generators(self.seed, Purpose.VIEW, draw.epoch, draw.position)
-        load = partial(self.source.load, decode=self.transform.decode)
-        index, (decoded, label), problem = load_sample(self.source, load, draw.sample, self.training, self._blank)
-        tracked = self.transform(decoded)
+        transform, labeller = at_epoch(self.transform, draw.epoch), at_epoch(self.labeller, draw.epoch)
+        load, blank = partial(self.source.load, decode=transform.decode), partial(self._blank, transform)
+        index, (decoded, label), problem = load_sample(self.source, load, draw.sample, self.training, blank)
+        tracked = transform(decoded)
         counts = self.training or not problem
-        dense = self.labeller(self.source.key(index), tracked.geometry) if self.labeller else None
-        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch)
+        dense = labeller(self.source.key(index), tracked.geometry) if labeller else None
+        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch, draw.epoch)
 
-    def _blank(self) -> tuple[Any, int]:
-        return self.transform.decode(Image.new("RGB", (32, 32))), 0
+    def _blank(self, transform: Transform) -> tuple[Any, Any]:
+        label = multi_hot([], len(self.source.classes)) if is_multi_label(self.source) else 0
+        return transform.decode(Image.new("RGB", (32, 32))), label

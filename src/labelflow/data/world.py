@@ -132,6 +132,11 @@ class World:
     def __len__(self) -> int:
         return self.length
 
+    @property
+    def labels(self) -> ndarray:
+        """(N,): of the first object of each scene"""
+        return np.arange(self.length) % len(CLASSES)
+
     def __getitem__(self, index: int) -> Scene:
         if not 0 <= index < self.length:
             raise IndexError(f"this world has the scenes 0 to {self.length - 1}, not {index}")

@@ -8,7 +8,8 @@ model.safetensors, last.safetensors   in the run's folder: weights alone, of the
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -103,13 +104,14 @@ class Checkpoints:
         for group in optimizer["param_groups"]:
             if "fused" in group:  # is up to this device, not to the one that the checkpoint was saved on
                 group["fused"] = self.optimizer.defaults["fused"]
-        set_state_dict(
-            self.student,
-            self.optimizer,
-            model_state_dict=weights,
-            optim_state_dict=optimizer,
-            options=FULL,
-        )
+        with _untrained(self.accelerator.unwrap_model(self.student), optimizer["state"]):
+            set_state_dict(
+                self.student,
+                self.optimizer,
+                model_state_dict=weights,
+                optim_state_dict=optimizer,
+                options=FULL,
+            )
         if self.ema:
             self.ema.load(load_file(folder / "ema.safetensors"))
         if self.accelerator.scaler is not None and state.scaler:
@@ -194,6 +196,22 @@ class Checkpoints:
 
     def _folder(self, update: int) -> Path:
         return self.run / "checkpoints" / f"{update:08d}"
+
+
+@contextmanager
+def _untrained(student: nn.Module, states: Collection[str]) -> Iterator[None]:
+    """Inside, parameters that have no optimizer state yet, since they were frozen so far, need no gradients: otherwise
+    torch would ask for their state, or make some."""
+    named = student.named_parameters()
+    without = [parameter for name, parameter in named if parameter.requires_grad and name not in states]
+    without = without if states else []  # of an optimizer without any, as it was
+    for parameter in without:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in without:
+            parameter.requires_grad_(True)
 
 
 def _state(folder: Path) -> State:

@@ -18,6 +18,7 @@ from labelflow.data import Problem, on_device
 from labelflow.engine.checkpoint import Checkpoints
 from labelflow.engine.ema import Ema, local
 from labelflow.engine.evaluation import evaluate
+from labelflow.engine.freezing import Freezing
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.engine.progress import Progress
 from labelflow.engine.run import DETAILS, Run
@@ -39,7 +40,7 @@ def train(
     identity: of the run, which its checkpoints carry.
     """
     per_epoch = task.samples // training.batch
-    updates = training.updates or (training.epochs + training.cooldown_epochs) * per_epoch
+    updates = training.total_updates(per_epoch)
     accumulated = training.batch // training.micro_batch // accelerator.num_processes
 
     torch.backends.cudnn.benchmark = task.one_size and not training.deterministic
@@ -48,6 +49,7 @@ def train(
     if accelerator.is_fsdp2:
         autocast_forward(task.student, accelerator)
     model = task.student.model
+    freezing = Freezing(model, training, per_epoch)
     optimizer = make_optimizer(task.student, training, accelerator.device.type)
     student, optimizer = accelerator.prepare(task.student, optimizer)
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
@@ -74,9 +76,12 @@ def train(
                 problems += batch.problems
                 place = step * accelerator.num_processes + accelerator.process_index
                 torch.manual_seed(seed_of(training.seed, Purpose.MODEL, update, place))
+                freezing.begin(update)
                 with accelerator.accumulate(student):
                     terms = task.terms(student, batch, generator(training.seed, Purpose.MIX, update, place))
                     accelerator.backward(total(terms))
+                    if accelerator.sync_gradients:
+                        freezing.drop_gradients()
                     if training.clip and accelerator.sync_gradients:
                         accelerator.clip_grad_norm_(student.parameters(), training.clip)
                     optimizer.step()

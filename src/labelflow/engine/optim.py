@@ -3,56 +3,45 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
+from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from labelflow.engine.groups import parameter_groups
 from labelflow.engine.settings import Training
 from labelflow.spec import known
 
 FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)  # what torch has in one kernel for CUDA
 
 
-def check_optimizer(name: str) -> None:
-    """ValueError if timm has no such optimizer."""
+def check_optimizer(training: Training) -> None:
+    """ValueError if timm has no such optimizer, or it takes no such betas."""
+    name, count = training.optimizer, len(training.betas)
     known(name, list_optimizers(), "optimizer")
+    info = get_optimizer_info(name)
+    if count and not info.has_betas:
+        raise ValueError(f"the optimizer {name} has no betas: omit --betas")
+    if count and count != info.num_betas:
+        given = " ".join(map(str, training.betas))
+        raise ValueError(f"the optimizer {name} has {info.num_betas} betas, not {count}: --betas {given}")
 
 
-def make_optimizer(model: nn.Module, training: Training, device: str = "cpu") -> torch.optim.Optimizer:
+def make_optimizer(student: nn.Module, training: Training, device: str = "cpu") -> torch.optim.Optimizer:
     """device: the type of that on which the model is going to be trained; on CUDA, fused where torch can."""
     can_fuse = device == "cuda" and get_optimizer_class(training.optimizer, bind_defaults=False) in FUSED
-    groups = {"norms": partial(norms_apart, decay=training.weight_decay), "nothing": _together}  # vectors: timm's own
     return create_optimizer_v2(
-        model,
+        student,
         opt=training.optimizer,
         lr=training.scaled_lr,
         weight_decay=training.weight_decay,
         momentum=training.momentum,
-        param_group_fn=groups.get(training.exempt),
+        param_group_fn=partial(parameter_groups, training=training),
         **({"fused": True} if can_fuse else {}),
+        **({"betas": training.betas} if training.betas else {}),
     )
-
-
-def norms_apart(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups, with weight decay and without: layer norms and what `no_weight_decay` names have none."""
-    named: Any = getattr(model, "no_weight_decay", set)
-    norms = [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)]
-    exempt = {f"{norm}.{part}" for norm in norms for part in ("weight", "bias")} | named()
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-    for name, parameter in model.named_parameters():
-        groups[name not in exempt].append(parameter)
-    return [
-        {"params": groups[True], "weight_decay": decay},
-        {"params": groups[False], "weight_decay": 0.0},
-    ]
-
-
-def _together(model: nn.Module) -> list[dict[str, Any]]:
-    return [{"params": list(model.parameters())}]
 
 
 def shorten_warmup(training: Training, updates_per_epoch: int) -> Training:
@@ -74,7 +63,8 @@ def schedule_lengths(training: Training, updates_per_epoch: int) -> tuple[int, i
 def make_schedule(
     optimizer: torch.optim.Optimizer, training: Training, updates_per_epoch: int
 ) -> Callable[[int], float]:
-    """Sets the learning rate for an update, and returns it: a function of the update's number alone."""
+    """Sets the learning rate for an update, and returns it: a function of the update's number alone. Groups with an
+    lr_scale get that part of it."""
     unit = updates_per_epoch if training.schedule_step == "update" else 1
     length, warmup = schedule_lengths(shorten_warmup(training, updates_per_epoch), updates_per_epoch)
     rates = _rates(optimizer, training, max(length, 2), warmup)  # timm warns of 1
@@ -82,7 +72,8 @@ def make_schedule(
 
     def schedule(update: int) -> float:
         rates.step_update(max(0, update // (updates_per_epoch // unit) - lag))
-        return float(optimizer.param_groups[0]["lr"])
+        first = optimizer.param_groups[0]
+        return float(first["lr"]) / first.get("lr_scale", 1.0)
 
     return schedule
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -15,6 +15,24 @@ _ALONE_OR_MODE = PrimitiveConstructorSpec(  # --compile, or --compile MODE
     is_instance=lambda mode: isinstance(mode, str),
     str_from_instance=lambda mode: [mode] if mode else [],
 )
+
+
+class Frozen(NamedTuple):
+    """A part of a model that is not trained."""
+
+    part: str
+    until: int | None = None  # the epoch after which it is; None: never
+
+    @classmethod
+    def parse(cls, text: str) -> "Frozen":
+        """
+        >>> Frozen.parse("stem"), Frozen.parse("blocks.0-5@10")
+        (Frozen(part='stem', until=None), Frozen(part='blocks.0-5', until=10))
+        """
+        part, at, epoch = text.partition("@")
+        if not part or (at and not (epoch.isdecimal() and int(epoch))):
+            raise ValueError(f"--freeze takes parts, or PART@EPOCH with an epoch from 1 on, not {text!r}")
+        return cls(part, int(epoch) if at else None)
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,19 @@ class Training:
     position embeddings; layer norms and those; or nothing."""
     momentum: float = 0.9
     """For optimizers that have it."""
+    betas: tuple[float, ...] = ()
+    """For optimizers that have them, such as 0.9 0.95; none: the optimizer's own."""
+    layer_decay: float = 1.0
+    """Learning rates fall by this factor from each layer to the one before it, counted as timm does: the classifier has
+    the full one, the last block layer_decay of it, …; 1: all layers have the same."""
+    layer_decay_min_scale: float = 0.0
+    """No layer's learning rate falls below this part of the full one."""
+    head_lr: float = 1.0
+    """The learning rate of the classifier, and of heads that are trained beside the model, is multiplied by this."""
+    freeze: tuple[str, ...] = ()
+    """Parts of the model that are not trained: stem; backbone (all but the classifier); or names, such as blocks.0-5,
+    layers.0 or blocks.*.attn. PART@EPOCH thaws after that epoch, such as backbone@5. What is frozen does not change at
+    all, and is in eval mode: no drop-path, batch norms keep their statistics."""
     clip: float = 0.0
     """Gradient clipping by norm; 0: off."""
     ema: float = 0.0
@@ -112,6 +143,7 @@ class Training:
             raise ValueError(f"ema must be in [0, 1) (0: no average), not {self.ema}")
         if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):
             raise ValueError(f"steps must be increasing fractions of the run, between 0 and 1, not {self.steps}")
+        self._check_finetuning()
         if not self.updates and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, not {self.epochs}")
         if self.updates and (self.epochs or self.cooldown_epochs):
@@ -125,6 +157,26 @@ class Training:
             )
         if (self.updates or self.warmup_updates) and self.schedule_step == "epoch":
             raise ValueError("a schedule in updates needs --schedule-step update")
+
+    def _check_finetuning(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must lie in (0, 1] (1: the same for all layers), not {self.layer_decay}")
+        if not 0 <= self.layer_decay_min_scale <= 1:
+            raise ValueError(f"layer_decay_min_scale must lie in [0, 1], not {self.layer_decay_min_scale}")
+        if not (self.head_lr > 0 and math.isfinite(self.head_lr)):
+            raise ValueError(f"head_lr must be positive and finite, not {self.head_lr}")
+        for text in self.freeze:
+            Frozen.parse(text)
+
+    def total_updates(self, per_epoch: int) -> int:
+        """Of the run; per_epoch: updates in an epoch."""
+        return self.updates or (self.epochs + self.cooldown_epochs) * per_epoch
+
+    @property
+    def frozen(self) -> list["Frozen"]:
+        return [Frozen.parse(text) for text in self.freeze]
 
     @property
     def scaled_lr(self) -> float:

@@ -40,7 +40,7 @@ class Task(Evaluated, Protocol):
     """Training, as well."""
 
     samples: int  # in an epoch of training
-    one_size: bool  # whether all images have the same size, those of evaluations too
+    one_size: bool  # whether all images have the same size, those of evaluations too, or one of a few
 
     @property
     def headline(self) -> str:

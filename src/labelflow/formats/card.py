@@ -8,8 +8,9 @@ from timm.models import model_entrypoint
 
 from labelflow.classifier import Classifier, fingerprint
 from labelflow.engine.run import BEST, Run
+from labelflow.settings import flat
 from labelflow.spec import parse
-from labelflow.tasks.recipe import Recipe, flat, read_recipe
+from labelflow.tasks.recipe import Recipe, read_recipe
 
 MANY = 100  # classes that are too many to name
 SETTINGS_SHOWN = ("epochs", "batch", "optimizer", "lr", "weight_decay", "drop_path", "image_size", "ema", "seed")

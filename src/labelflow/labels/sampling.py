@@ -54,6 +54,7 @@ class ViewedMap(NamedTuple):
 
     label_map: LabelMap
     view: Matrix  # from the view to the image
+    bordered: Matrix  # from the view to the image with what is mirrored around it, where the nearest cell counts
     window: Matrix  # from the image to the map
     frames: tuple[Matrix, ...]  # from the view to the frame before each move
     grid: tuple[int, int]
@@ -63,7 +64,7 @@ class ViewedMap(NamedTuple):
     def stack(views: "Sequence[ViewedMap]") -> "ViewedMaps":
         scores, classes = (np.stack(part) for part in zip(*(view.label_map for view in views), strict=True))
         most = max(len(view.frames) for view in views)
-        within = [(view.view, *view.frames, *[view.view] * (most - len(view.frames))) for view in views]
+        within = [(view.bordered, *view.frames, *[view.bordered] * (most - len(view.frames))) for view in views]
         to_map = np.stack([view.window for view in views]) @ np.stack([view.view for view in views])
         counts = sample_counts(to_map, scores.shape[2:], views[0].grid)
         parts = (
@@ -117,9 +118,10 @@ def viewed_map(
     """`seen`: what of the image the map shows (`Manifest.seen`)."""
     if compat == "official":
         view, window = _official_matrix(geometry, label_map.scores.shape[1:]), IDENTITY
+        bordered = view
     else:
-        view, window = geometry.matrix, seen_window(seen, geometry.size)
-    return ViewedMap(label_map, view, window, geometry.frames, grid, num_classes)
+        view, window, bordered = geometry.matrix, seen_window(seen, geometry.size), geometry.bordered
+    return ViewedMap(label_map, view, bordered, window, geometry.frames, grid, num_classes)
 
 
 def label_view(

@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from labelflow.recipes import (
+    deit3,
     detection,
     distillation,
     imagenet,
+    multilabel,
     rivals,
     segmentation,
     small,
@@ -31,8 +33,10 @@ RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
+        *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,
+        *_of("DeiT III", deit3.ENTRIES),
         *distillation.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )

@@ -40,8 +40,15 @@ class Entry(Generic[R]):
 
 IMAGENET = "data/imagenet"  # a folder with train/ and val/
 FOLDER = "data/images"  # one's own
+TABLE = "data/labels.csv"  # of one's own images, with several labels each
 ADE20K = "data/ade20k"  # images/ and annotations/, each with training/ and validation/
 COCO = "data/coco"  # annotations/, train2017/ and val2017/
-WHERE = {IMAGENET: "/path/to/imagenet", ADE20K: "/path/to/ade20k", COCO: "/path/to/coco", FOLDER: "FOLDER"}
+WHERE = {
+    IMAGENET: "/path/to/imagenet",
+    ADE20K: "/path/to/ade20k",
+    COCO: "/path/to/coco",
+    FOLDER: "FOLDER",
+    TABLE: "TABLE",
+}
 TEACHER = "runs/teacher"  # a run on the same classes
 LABELS = "data/labels"  # what `labelflow annotate` made for it

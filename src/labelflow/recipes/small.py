@@ -19,6 +19,11 @@ def small_vit() -> Recipe:
     )
 
 
+def small_vit_growing() -> Recipe:
+    """The same with images that grow from 32 to 64 pixels, and no mixing in the last of 12 epochs."""
+    return small_vit().change(sizes=(32, 48, 64), epochs=12, mix_off_epoch=11)
+
+
 def small_swin() -> Recipe:
     """A Swin of width 48 and depth 8, about as fast: a backbone for segmenters and detectors."""
     return small_vit().change(model=SWIN)
@@ -65,6 +70,13 @@ ENTRIES: list[Entry[Recipe]] = [
         "small_vit_cutmix",
         small_vit().change(target="plain"),
         "the same with plain CutMix",
+        "small_vit_tl_align",
+        gpus=1,
+    ),
+    Entry(
+        "small_vit_growing",
+        small_vit_growing(),
+        "the same with images that grow from 32 to 64 pixels",
         "small_vit_tl_align",
         gpus=1,
     ),

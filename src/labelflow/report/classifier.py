@@ -13,9 +13,10 @@ from labelflow.engine.run import Run
 from labelflow.html import data_uri
 from labelflow.labels import Store
 from labelflow.mixers import NoMix, make_mixer
+from labelflow.report import classes
 from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page, percent
 from labelflow.tasks.classify import Recipe
-from labelflow.tasks.recipe import read_recipe
+from labelflow.tasks.recipe import headline_of, read_recipe
 
 FIGURES_SHOWN = {  # figures of the papers: how many images or pairs (a few seconds each), and a caption
     "ratio": (
@@ -43,10 +44,24 @@ MOVED_IMAGES = 32  # that the fluctuation is measured on
 LITTLE = 0.01  # a fluctuation as of a model that has hardly been trained
 
 
-def measured(classes: int) -> Measured:
-    """Of a classifier; top-5 says something only of more than five classes."""
-    top5 = {"Top-5 accuracy, %": "top5"} if classes > 5 else {}
-    return Measured("top1", "top-1", {"Top-1 accuracy, %": "top1", **top5, "Evaluation loss": "loss"})
+NAMES = {"top1": "top-1", "balanced": "balanced accuracy", "map": "mAP"}  # of headlines
+CHARTS = {  # by what evaluations tell
+    "top1": "Top-1 accuracy, %",
+    "top5": "Top-5 accuracy, %",
+    "balanced": "Balanced accuracy, %",
+    "map": "Mean average precision, %",
+    "macro_f1": "F1, mean over classes, %",
+    "micro_f1": "F1 of all labels, %",
+    "loss": "Evaluation loss",
+}
+
+
+def measured(run: Run) -> Measured:
+    """Of a classifier: what its evaluations tell."""
+    told = {name for line in run.metrics() if line["kind"] == "eval" for name in line}
+    headline = headline_of(run)
+    shown = {title: name for name, title in CHARTS.items() if name in told or name in (headline, "loss")}
+    return Measured(headline, NAMES[headline], shown)
 
 
 def classifier_page(run: Run) -> str:
@@ -61,8 +76,8 @@ def classifier_page(run: Run) -> str:
             samples = f"<p>No samples: {escape(str(error))}.</p>"
     else:
         samples = NO_WEIGHTS
-    sections = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
-    return make_page(run, recipe.title, sections, measured(len(run.config()["label_names"])))
+    followed = f"<section><h2>Labels that follow tokens</h2>{samples}</section>\n{figures}"
+    return make_page(run, recipe.title, classes.section(run, only_worst=True) + followed, measured(run))
 
 
 def _figure(name: str, classifier: Classifier) -> str:

@@ -9,8 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from labelflow.analysis.drawn import beside, draw_objects, draw_segments
-from labelflow.engine.run import DETAILS, Run
-from labelflow.html import data_uri, table
+from labelflow.engine.run import Run
+from labelflow.html import data_uri
+from labelflow.report import classes
 from labelflow.report.page import NO_WEIGHTS, Measured, has_weights, make_page
 from labelflow.tasks import SURE, find_objects, find_segments, load_run
 from labelflow.tasks.dense.loading import DenseSource
@@ -26,7 +27,6 @@ MIOU = Measured(
     {"Mean IoU, %": "miou", "Pixel accuracy, %": "pixel_accuracy", "Mean accuracy, %": "mean_accuracy"},
 )
 BOX_AP = Measured("box_ap", "box AP", {"Box AP, %": "box_ap", "Box AP50, %": "box_ap50", "Mask AP, %": "mask_ap"})
-HEADINGS = {"iou": "IoU, %", "accuracy": "accuracy, %", "box_ap": "box AP, %", "mask_ap": "mask AP, %"}
 
 
 def segmenter_page(run: Run) -> str:
@@ -69,32 +69,13 @@ def _page(run: Run, measured: Measured, draw: Callable[[LoadedRun[Any]], list[Im
             shown = f"<p>Evaluation images: {about}.</p>" + "".join(map(_figure, draw(loaded)))
         except (ValueError, OSError) as error:  # no data
             shown = f"<p>No predictions: {escape(str(error))}.</p>"
-    sections = f"<section><h2>Predictions</h2>{shown}</section>{_classes(run)}"
+    sections = f"<section><h2>Predictions</h2>{shown}</section>{classes.section(run)}"
     return make_page(run, read_any_recipe(run).title, sections, measured)
 
 
 def _figure(picture: Image.Image) -> str:
     source = data_uri(picture, "JPEG")
     return f'<img src="{source}" alt="Ground truth and prediction" width="{picture.width}" class="figure">'
-
-
-def _classes(run: Run) -> str:
-    """The scores of each class at the last evaluation."""
-    if not run.has(DETAILS):  # not evaluated yet
-        return ""
-    details = run.read(DETAILS)
-    names = list(next(iter(details.values()), {}))
-    head = ["class", *(HEADINGS.get(name, name) for name in names)]
-    rows = [(name, *(shown(own[key]) for key in names)) for name, own in details.items()]
-    return f"""<section><h2>Classes</h2><p>At the last evaluation.</p>
-<figure class="wide">{table(head, rows)}</figure></section>"""
-
-
-def shown(value: float | None) -> str:
-    """A score of a class."""
-    if value is None:
-        return "–"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _samples(source: DenseSource, count: int) -> Iterator[Any]:

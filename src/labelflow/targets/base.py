@@ -30,7 +30,8 @@ class Truth(NamedTuple):
 
 
 class Target(Protocol):
-    """Turns one forward pass into the terms of a loss."""
+    """Turns one forward pass into the terms of a loss. One that makes sense for images of one class only says
+    `single_label = True`."""
 
     dense: bool  # whether it needs dense labels
     teacher: Teaching  # what it needs of a teacher

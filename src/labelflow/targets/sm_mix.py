@@ -25,6 +25,7 @@ class SMMixTarget:
 
     dense = False
     teacher: Teaching = ""
+    single_label = True
 
     def student(self, model: nn.Module) -> Student:
         return Student(model, {"tokens"})

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from labelflow.tasks.classify import Classification
     from labelflow.tasks.detect.settings import SURE
     from labelflow.tasks.predictions import find_objects, find_segments
-    from labelflow.tasks.recipe import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, differences
+    from labelflow.tasks.recipe import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe
     from labelflow.tasks.runs import LoadedRun, evaluate_run, load_run, train_run
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -25,7 +25,6 @@ __all__ = [
     "Recipe",
     "SegmentRecipe",
     "annotate_data",
-    "differences",
     "evaluate_run",
     "find_objects",
     "find_segments",

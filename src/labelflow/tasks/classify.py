@@ -17,10 +17,12 @@ from labelflow.chance import Purpose, generator, seed_of
 from labelflow.classifier import timm_config
 from labelflow.data import (
     Batch,
+    BySize,
     FileCheck,
     PixelBatch,
     Preprocessing,
     Problem,
+    Source,
     Stream,
     Unreadable,
     eval_batches,
@@ -30,17 +32,24 @@ from labelflow.data import (
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
+from labelflow.data.sampling import make_order
+from labelflow.data.several import is_multi_label
+from labelflow.data.table import Table
 from labelflow.engine import Details, Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
-from labelflow.loss import Term, make_loss, soft_labels
-from labelflow.mixers import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
+from labelflow.loss import Term, soft_labels
+from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch
 from labelflow.models.create import create
+from labelflow.models.variants import create_for_any_size, drop_paths_evenly
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
+from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
+from labelflow.tasks.imbalance import training_loss, weights_checksum
+from labelflow.tasks.multilabel import MultiLabel, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
 from labelflow.tokens import check_image_size
@@ -54,10 +63,9 @@ class Evaluation:
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.recipe = recipe
         self.eval_source = open_source(recipe.data, "val", tell)
-        in_folder = isinstance(self.eval_source, Listed)
-        hint = f"; labelflow data check {quote(recipe.data.source)} finds all such files" if in_folder else ""
-        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, hint)
-        self.metric = Accuracy(self.eval_source.classes)
+        self.unreadable = Unreadable(recipe.data.skip_unreadable, tell, _hint(self.eval_source, recipe.data.source))
+        self.multi_label, classes = is_multi_label(self.eval_source), self.eval_source.classes
+        self.metric = MultiLabel(classes) if self.multi_label else Accuracy(classes, recipe.best)
         self._loader: Iterable[PixelBatch] | None = None
 
     def eval_batches(self, rank: int, processes: int) -> Iterable[PixelBatch]:
@@ -88,32 +96,45 @@ class Classification(Evaluation):
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
-        self.loss = make_loss(recipe.loss)
         check_teaching(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
-        check_several(self.classes, recipe.data.source)
+        self.loss = training_loss(recipe, self.train_source)
+        self.order = make_order(recipe.data.sampling, self.train_source, recipe.training.seed)
+        if self.multi_label:
+            check_several_labels(recipe, self.target, self.loss)
+        else:
+            check_several(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
+        epochs = count_epochs(recipe.training, self.samples)
+        check_mixing(recipe, epochs)
+        self.growth = make_growth(recipe.data, epochs)
+        self.sizes = sorted({*recipe.data.sizes, recipe.data.image_size})
         name, arguments = model_arguments(recipe, len(self.classes))
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
         self.teacher = make_teacher(recipe, self.target, self.classes)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
-        model = create(name, init=weights_file(recipe.init), **arguments)
+        make = create_for_any_size if self.growth else create
+        model = make(name, init=weights_file(recipe.init), **arguments)
+        if recipe.drop_path_schedule == "constant":
+            drop_paths_evenly(model, recipe.drop_path)
         self.timm_config = timm_config(model, name, arguments, self.classes, Preprocessing.of_data(recipe.data))
         if recipe.training.checkpointing:
             model.set_grad_checkpointing()  # type: ignore[operator]
         with evaluating(model):
-            check_image_size(model, recipe.data.image_size, recipe.model)
+            for size in self.sizes:
+                check_image_size(model, size, recipe.model)
         self.student = self.target.student(model)
         if self.teacher:
             self.teacher.fit(self.student)
-        self.labeller = self._labeller() if recipe.data.labels else None
-        self._rehearse()
-        self.labels = self.labeller.store.checksum if self.labeller else ""  # which dense labels these are
+        self.labellers = self._labellers() if recipe.data.labels else {}  # by the size of images
+        for size in self.sizes:
+            self._rehearse(size)
+        self.labels = self.labellers[size].store.checksum if self.labellers else ""  # which dense labels these are
         self.file_check = FileCheck([])
 
     @property
@@ -121,14 +142,16 @@ class Classification(Evaluation):
         """What timm makes the model of again, and what must be the same on resume."""
         return {
             **self.timm_config,
+            "multi_label": self.multi_label,
             "samples": self.samples,
             "dense_labels": self.labels,
             "teacher": self.teacher.key if self.teacher else "",
+            "class_weights": weights_checksum(self.loss),
             "guide_parameters": guide_parameters(self.mixer) + (self.teacher.parameters if self.teacher else 0),
         }
 
     def train_batches(self, updates: int, first_update: int, rank: int, processes: int) -> Iterator[PixelBatch]:
-        training = self.recipe.training
+        training, labeller = self.recipe.training, self.labellers.get(self.recipe.data.image_size)
         batches = train_batches(
             self.train_source,
             self.recipe.data,
@@ -139,7 +162,9 @@ class Classification(Evaluation):
             rank=rank,
             processes=processes,
             first_update=first_update,
-            labeller=self.labeller,
+            labeller=BySize(self.growth, self.labellers) if self.growth and self.labellers else labeller,
+            growth=self.growth,
+            order=self.order,
         )
         try:
             for batch in batches:
@@ -148,18 +173,19 @@ class Classification(Evaluation):
             self.file_check.stop()
 
     @torch.no_grad()
-    def _rehearse(self) -> None:
+    def _rehearse(self, size: int) -> None:
         """What a mixer or a target refuses of a model, it refuses now: two images, as if in training."""
-        size, labels = self.recipe.data.image_size, torch.tensor([0, 1])
+        labels = torch.eye(2, len(self.classes)) if self.multi_label else torch.tensor([0, 1])
         images = torch.rand(2, 3, size, size, generator=generator(0))
         dense = None
-        if self.labeller is not None:
+        if self.labellers:
             assert not isinstance(self.train_source, Stream)
-            first = self.labeller(self.train_source.key(0), Geometry((size, size)))
+            first = self.labellers[size](self.train_source.key(0), Geometry((size, size)))
             dense = first.stack([first, first]).to(images.device)
         batch = Batch(images, labels, torch.ones(2), [], dense)
         with evaluating(self.student):
-            for mixer in self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]:
+            mixers = self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]
+            for mixer in [*mixers, NoMix()] if self.recipe.mix_off_epoch else mixers:
                 self._terms(self.student, batch, generator(0), mixer)
 
     def find_unreadable(self) -> list[Problem]:
@@ -173,7 +199,7 @@ class Classification(Evaluation):
             self.file_check.stop()
         return found
 
-    def _labeller(self) -> StoreLabels:
+    def _labellers(self) -> dict[int, StoreLabels]:
         if not Path(self.recipe.data.labels).is_dir():
             raise ValueError(f"there is no folder {self.recipe.data.labels}; {how_to_label(self.recipe)}")
         store = Store(self.recipe.data.labels)
@@ -183,11 +209,12 @@ class Classification(Evaluation):
                 f"a stream such as {self.recipe.data.source} has no sample names, so no labels can be found"
             )
         check_keys(store, self.train_source)
-        size = self.recipe.data.image_size
-        return StoreLabels(store, self.student.token_grid((size, size)), self.recipe.data.compat)
+        grids = {size: self.student.token_grid((size, size)) for size in self.sizes}
+        return {size: StoreLabels(store, grid, self.recipe.data.compat) for size, grid in grids.items()}
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
-        return self._terms(student, batch, generator, self.mixer)
+        mixer = self.mixer if is_mixed(self.recipe, batch.epoch) else NoMix()
+        return self._terms(student, batch, generator, mixer)
 
     def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
         smoothing, classes = self.recipe.smoothing, len(self.classes)
@@ -203,6 +230,13 @@ class Classification(Evaluation):
         return self.target(student(mix.apply(batch.images), mix), truth, mix)
 
 
+def _hint(source: Source | Stream, name: str) -> str:
+    """What helps with files that can't be read."""
+    if isinstance(source, Table):
+        return f"; paths in {name} are seen from its folder"
+    return f"; labelflow data check {quote(name)} finds all such files" if isinstance(source, Listed) else ""
+
+
 def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, Any]]:
     """The name and the arguments with which timm makes the recipe's model."""
     name, given = parse(recipe.model)
@@ -215,7 +249,7 @@ def model_arguments(recipe: Recipe, num_classes: int) -> tuple[str, dict[str, An
 
 def check_training(training: Training, samples: int) -> None:
     """Check the settings before anything is written."""
-    check_optimizer(training.optimizer)
+    check_optimizer(training)
     if samples < training.batch:
         raise ValueError(
             f"a batch of {training.batch} is larger than the {samples} training samples; choose a smaller --batch"

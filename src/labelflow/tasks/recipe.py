@@ -1,8 +1,9 @@
 """Recipes: everything that decides what a run computes, one dataclass for each kind of task. Neither torch nor timm is
 imported here, so that a recipe can be listed, shown and changed at once."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -13,7 +14,7 @@ from labelflow.engine.run import Run
 from labelflow.engine.settings import Training
 from labelflow.lazy import deferred
 from labelflow.mixers import MIXERS
-from labelflow.settings import change
+from labelflow.settings import change, from_json
 from labelflow.spec import parse
 from labelflow.targets import TARGETS
 from labelflow.tasks.detect.settings import DetectData, Sizes
@@ -39,11 +40,15 @@ class Recipe(BaseRecipe):
     init: str = ""
     """Weights to start from: '' for random ones, 'pretrained' for timm's, a checkpoint file, or the folder of a run."""
     drop_path: float = 0.1
-    """Stochastic depth, growing linearly to this rate."""
+    """Stochastic depth: the rate at which blocks are left out."""
+    drop_path_schedule: Literal["linear", "constant"] = "linear"
+    """linear: stochastic depth grows from 0 in the first block to drop_path in the last; constant: the same in all."""
     mixer: Annotated[str, arg(help=f"How images are mixed: {', '.join(MIXERS)}; or several, such as {SEVERAL!r}.")] = (
         "cutmix(alpha=1.0)"
     )
     """How images are mixed, such as '0.5*mixup(alpha=0.8) + 0.5*cutmix(alpha=1.0)', or none."""
+    mix_off_epoch: int = 0
+    """The first epoch whose images are not mixed any more, counted from 0; 0: they are mixed to the end."""
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels or --teacher."""
     loss: str = "ce"
@@ -58,6 +63,13 @@ class Recipe(BaseRecipe):
     """Side of the images that the teacher sees, in pixels; 0: what its weights were tested with."""
     teacher_top: int = 5
     """How many classes are kept for each place where the teacher makes dense labels."""
+    class_weights: str = ""
+    """For unbalanced data, how much each class counts in the loss: inverse (to its images), effective(beta=0.9999), or
+    a file: JSON of classes and numbers, or CSV with columns class and weight. Scaled to a mean of 1 over the images."""
+    logit_adjust: float = 0.0
+    """For unbalanced data: τ·log(part of the images that are of a class) is added to logits in training; usually 1."""
+    best: Literal["top1", "balanced"] = "top1"
+    """Which accuracy the best weights have: of all images, or balanced, the mean over classes."""
     data: Data = field(default_factory=Data)
     training: Training = field(default_factory=Training)
 
@@ -65,6 +77,14 @@ class Recipe(BaseRecipe):
         check_drop_path(self.drop_path)
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), not {self.smoothing}")
+        if self.mix_off_epoch < 0:
+            raise ValueError(f"mix_off_epoch must be at least 0, not {self.mix_off_epoch}")
+        if not 0 <= self.logit_adjust < math.inf:
+            raise ValueError(f"logit_adjust must be ≥ 0 and finite, not {self.logit_adjust}")
+        sampling = "" if self.data.sampling == "uniform" else self.data.sampling
+        remedies = {"class-weights": self.class_weights, "logit-adjust": self.logit_adjust, "sampling": sampling}
+        if len(given := [f"--{name} {value}" for name, value in remedies.items() if value]) > 1:
+            raise ValueError(f"{' and '.join(given)} would correct the same imbalance twice: use one of them")
         if self.smoothing and "threshold" in parse(self.loss).arguments:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
         for name, least in (("teacher_size", 0), ("teacher_top", 1)):
@@ -166,13 +186,25 @@ class Kind(NamedTuple):
     command: str  # labelflow COMMAND RECIPE trains it
     what: str  # it trains
     recipe: type[Any]
-    unit: str  # of its headline
-    headline: str  # the metric that counts
+    headline: str  # the metric that counts; a run's config.json may name another
     task: Callable[..., Any]  # (recipe, tell) -> an engine.Task with a config
     evaluation: Callable[..., Any]  # (recipe, tell) -> an engine.Evaluated with an eval_source
     student: Callable[..., Any]  # (model) -> what an evaluation asks
     build: Callable[..., Any] | None  # (recipe, config) -> its run's model, with random weights; None: a classifier
 
+    @property
+    def unit(self) -> str:
+        """Of its headline."""
+        return UNITS[self.headline]
+
+
+UNITS = {  # of headlines
+    "top1": "% top-1",
+    "balanced": "% balanced accuracy",
+    "map": "% mAP",
+    "miou": "% mIoU",
+    "box_ap": "% box AP",
+}
 
 KINDS = {
     kind.name: kind
@@ -182,7 +214,6 @@ KINDS = {
             command="train",
             what="classifier",
             recipe=Recipe,
-            unit="% top-1",
             headline="top1",
             task=deferred("labelflow.tasks.classify:Classification"),
             evaluation=deferred("labelflow.tasks.classify:Evaluation"),
@@ -194,7 +225,6 @@ KINDS = {
             command="segment",
             what="segmenter",
             recipe=SegmentRecipe,
-            unit="% mIoU",
             headline="miou",
             task=deferred("labelflow.tasks.segment.task:Segmentation"),
             evaluation=partial(deferred("labelflow.tasks.segment.task:Segmentation"), training=False),
@@ -206,7 +236,6 @@ KINDS = {
             command="detect",
             what="detector",
             recipe=DetectRecipe,
-            unit="% box AP",
             headline="box_ap",
             task=deferred("labelflow.tasks.detect.task:Detection"),
             evaluation=partial(deferred("labelflow.tasks.detect.task:Detection"), training=False),
@@ -221,21 +250,11 @@ def kind_of(recipe: AnyRecipe) -> Kind:
     return next(kind for kind in KINDS.values() if isinstance(recipe, kind.recipe))
 
 
-def differences(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two recipes differ: name, one's value, the other's."""
-    second = dict(flat(asdict(other)))
-    for name, value in flat(asdict(one)):
-        if second[name] != value:
-            yield name, value, second[name]
-
-
-def flat(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a recipe and of its parts, under their own names."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value)
-        else:
-            yield name, value
+def headline_of(run: Run) -> str:
+    """The metric that decides which of a run's weights are best."""
+    config = run.config()
+    headline: str = config.get("headline") or KINDS[config.get("task", "classify")].headline
+    return headline
 
 
 def read_recipe(run: Run) -> Recipe:
@@ -249,21 +268,9 @@ def read_any_recipe(run: Run, kind: str = "") -> Any:
     values = run.read("recipe.json")
     try:
         own = KINDS[values.get("task", "classify")]
-        recipe = _from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
+        recipe = from_json(own.recipe, {key: value for key, value in values.items() if key not in ("name", "task")})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{run / 'recipe.json'} was written by another version of labelflow: {error}") from None
     if kind and own.name != kind:
         raise ValueError(f"{run.folder} is the run of a {own.what}, but a {KINDS[kind].what} is needed here")
     return recipe
-
-
-def _from_json(kind: type[Any], values: dict[str, Any]) -> Any:
-    """A dataclass of what `asdict` made of it."""
-    parts: dict[str, Any] = {field.name: field.default_factory for field in fields(kind)}  # their own classes
-    settings = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            settings[name] = _from_json(parts[name], value)
-        else:
-            settings[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**settings)

@@ -20,7 +20,9 @@ from torch import nn
 from labelflow.classifier import load
 from labelflow.data import fit_micro_batch
 from labelflow.data.changes import DataFiles
-from labelflow.engine import Details, Interrupted, Run, Training, evaluate, make_accelerator, train
+from labelflow.engine import Details, Interrupted, Run, Task, Training, evaluate, make_accelerator, train
+from labelflow.engine.freezing import freezing_summary
+from labelflow.engine.groups import parameter_groups
 from labelflow.engine.lock import on_main_process, one_writer
 from labelflow.engine.optim import shorten_warmup
 from labelflow.engine.progress import Progress
@@ -28,9 +30,9 @@ from labelflow.engine.run import CONFIG
 from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
 from labelflow.process import is_main_process, process_count
-from labelflow.settings import change, setting_names
+from labelflow.settings import change, differences, flat, setting_names
 from labelflow.tasks.classify import check_classes
-from labelflow.tasks.recipe import AnyRecipe, Recipe, differences, flat, kind_of, read_any_recipe
+from labelflow.tasks.recipe import AnyRecipe, Recipe, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)
 # Settings that may change on resume: they affect what is saved and shown, not what is computed.
@@ -75,10 +77,11 @@ def train_run(
             task = kind.task(recipe, progress.say)
         task.unreadable(on_main_process(task.find_unreadable))
         recipe = _with_used_warmup(recipe, task.samples)
-        for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training)]):
+        partly = _partly_trained(task, recipe.training)
+        for line in filter(None, [warning, altered, *_changes(asked.training, recipe.training), partly]):
             progress.say(line)
         parameters = sum(parameter.numel() for parameter in task.student.model.parameters())
-        config = {"task": kind.name, **task.config, "parameters": parameters}
+        config = {"task": kind.name, "headline": task.headline, **task.config, "parameters": parameters}
         config["identity"] = before.get("identity", "") if before else _identity(recipe, config)
         files = DataFiles(folder, [task.train_source, task.eval_source], resumed=bool(before))
         lines = files.compare(recipe.data.hash_data)
@@ -157,7 +160,8 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         is_classifier
         and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
     ):
-        changes = {"val_fraction": 1.0, **changes}  # nothing of other data was trained on
+        # Nothing of other data was trained on; a table may lack some of the classes.
+        changes = {"val_fraction": 1.0, "class_names": tuple(Run(folder).config()["label_names"]), **changes}
     recipe = recipe.change(**changes)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
@@ -200,6 +204,12 @@ def _with_used_warmup(recipe: AnyRecipe, samples: int) -> AnyRecipe:
     return replace(recipe, training=shorten_warmup(recipe.training, samples // recipe.training.batch))
 
 
+def _partly_trained(task: Task, training: Training) -> str:
+    """What is frozen, in words; ValueError if the model cannot be trained as its settings want it, part by part."""
+    parameter_groups(task.student, training)
+    return freezing_summary(task.student.model, training, task.samples // training.batch)
+
+
 def _changes(asked: Training, used: Training) -> Iterator[str]:
     """What was made to fit, in words."""
     if asked.precision == "auto" and used.precision in ("bf16", "fp16"):
@@ -234,6 +244,8 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         raise ValueError(f"{folder} was started with other dense labels")
     if before.get("teacher", "") != now.get("teacher", ""):
         raise ValueError(f"{folder} was started with another teacher: its weights have changed since")
+    if before.get("class_weights", "") != now.get("class_weights", ""):
+        raise ValueError(f"{folder} was started with other class weights")
 
 
 def _check_folder(run: Run, recipe: AnyRecipe, resume: bool, free: Collection[str]) -> tuple[dict[str, Any], str]:

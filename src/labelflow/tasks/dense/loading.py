@@ -60,14 +60,14 @@ class Samples(Dataset[View]):
         return View(self.view(sample, chance), draw.weight if self.training or not problem else 0.0, problem)
 
 
-def load_training(samples: Samples, collate: Collate, workers: int, **plan: int) -> Iterator[Any]:
+def load_training(samples: Samples, collate: Collate, workers: int, **plan: Any) -> Iterator[Any]:
     """The micro-batches of one process, update by update, across epochs; plan: batch, micro_batch, updates, rank,
     processes, first_update (an update to begin with), as `TrainBatches` has them."""
     batches = TrainBatches(len(samples.source), seed=samples.seed, **plan)
     return iter(make_loader(samples, collate, workers, batch_sampler=batches))
 
 
-def load_evaluation(samples: Samples, collate: Collate, workers: int, **plan: int) -> "DataLoader[Any]":
+def load_evaluation(samples: Samples, collate: Collate, workers: int, **plan: Any) -> "DataLoader[Any]":
     """Every sample once, dealt to the processes; can be read again and again. plan: batch, rank, processes."""
     batches = EvalBatches(len(samples.source), **plan)
     return make_loader(samples, collate, workers, batch_sampler=batches)

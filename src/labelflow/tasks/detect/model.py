@@ -11,6 +11,7 @@ from torchvision.transforms.v2 import functional as T
 
 from labelflow.tasks.dense.backbone import make_levels
 from labelflow.tasks.dense.layers import fit
+from labelflow.tasks.dense.parts import BackboneAndHeads
 from labelflow.tasks.detect.boxes import Size
 from labelflow.tasks.detect.cascade import Cascade, Target
 from labelflow.tasks.detect.pooling import STRIDES, paste
@@ -70,13 +71,15 @@ def _fit(found: dict[str, Tensor], resized: Size, original: Size) -> dict[str, T
     return {**found, "boxes": boxes, "masks": paste(found["masks"], boxes, original)}
 
 
-class CascadeMaskRCNN(GeneralizedRCNN):
+class CascadeMaskRCNN(BackboneAndHeads, GeneralizedRCNN):
     """A detector. Images are (3, H, W) each, from 0 to 1.
 
     In training, `model(images, targets)` gives losses by name, whose sum is the loss; images keep their size. A target
     has boxes (T, 4) as left, top, right, bottom in pixels, labels (T,) from 0 to classes - 1 and masks (T, H, W) of 0
     and 1. In evaluation, `model(images)` gives the same of each image, and scores (N,), best first; masks are bool.
     """
+
+    backbone_name = "backbone.levels.model"
 
     def __init__(
         self, levels: nn.Module, level_channels: list[int], classes: int, resizing: Resizing, sizes: Sizes

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from labelflow.models import lvvit
 from labelflow.tasks.dense.backbone import Levels, make_levels
 from labelflow.tasks.dense.layers import Rescaled
+from labelflow.tasks.dense.parts import BackboneAndHeads
 from labelflow.tasks.segment.heads import FCNHead, UperHead
 
 HEADS = ("upernet", "fcn")
@@ -25,8 +26,10 @@ class Scores(NamedTuple):
     auxiliary: Tensor | None  # (B, K, H, W), of the auxiliary head; in training only
 
 
-class Segmenter(nn.Module):
+class Segmenter(BackboneAndHeads, nn.Module):
     """`segmenter(images)`: (B, 3, H, W) -> Scores, at any size."""
+
+    backbone_name = "levels.model"
 
     def __init__(self, levels: Levels, head: UperHead | FCNHead, auxiliary: FCNHead, auxiliary_level: int) -> None:
         super().__init__()
