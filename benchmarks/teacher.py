@@ -75,17 +75,17 @@ def steps(task: Classification) -> Iterator[float]:
 def apart(task: Classification, stored: Classification, images: int = 64) -> tuple[float, float]:
     """Online labels and stored ones: the largest difference for whole images, and the mean distance for crops."""
     assert task.teacher is not None
-    assert stored.labeller is not None
-    source, classes, store = stored.train_source, len(task.classes), stored.labeller.store
+    source, classes = stored.train_source, len(task.classes)
     assert not isinstance(source, Stream)
     size, colours = task.recipe.data.image_size, Normalise(task.recipe.data.mean, task.recipe.data.std)
+    labeller = stored.labellers[size]
     if size != task.teacher.size:
         raise SystemExit(f"to compare labels, student and teacher must see images of one size: --teacher-size {size}")
     squash = Preprocessing(size, 1.0, "squash").transform(normalize=False)
     largest = 0.0
     for index in range(min(images, len(source))):
         seen = colours(torch.as_tensor(squash(source.load(index)[0])))[None]
-        kept = label_view(store[source.key(index)], Geometry((size, size)), stored.labeller.grid, classes)
+        kept = label_view(labeller.store[source.key(index)], Geometry((size, size)), labeller.grid, classes)
         difference = tokens(task.teacher.labels(seen, task.student), classes) - tokens(kept, classes)
         largest = max(largest, float(difference.abs().max()))
     distances = []
