@@ -14,13 +14,13 @@ from labelflow.sparse import TokenLabels
 def online_labels(logits: Tensor, cells: tuple[int, int], grid: tuple[int, int], top: int) -> TokenLabels:
     """The labels of views and of their tokens on a grid, from what an annotator saw at every place of them.
 
-    logits (B, N, C), on cells (h, w) that cover the view: `place_logits`. top: classes kept for each place.
+    logits (B, N, C), on cells (h, w) that cover the view: `place_logits`. top: classes kept for each place, with scores
+    in half precision, as a store has them.
     """
     num_classes = logits.shape[2]
     k = min(top, num_classes)
-    scores, classes = (
-        part.transpose(1, 2).unflatten(2, cells) for part in best_scores(logits.float(), k, "rest")
-    )  # (B, k, h, w)
+    scores, classes = best_scores(logits.float(), k, "rest")
+    scores, classes = (part.transpose(1, 2).unflatten(2, cells) for part in (scores.half().float(), classes))
     weights = whole_view_weights(grid, cells, logits.device).expand(len(logits), -1, -1)
     vocabulary = min(num_classes, k * cells[0] * cells[1])  # at most: the device is not asked how many there are
     return view_labels(weights, scores, classes, vocabulary, num_classes)

@@ -31,6 +31,7 @@ class Distill:
 
     dense = False  # unless the other target's are
     teacher: Teaching = "logits"
+    single_label = True  # answers are of one class an image; features are not
 
     def __init__(self, kind: Kind = "soft", alpha: float = 0.5, tau: float = 1.0, target: str = "plain") -> None:
         if kind not in ("soft", "hard", "features"):
@@ -45,6 +46,7 @@ class Distill:
             raise ValueError(f"the target {target} has a teacher already; it cannot be that of another distill")
         self.dense = self.target.dense
         self.teacher = "features" if kind == "features" else "logits"
+        self.single_label = kind != "features" or getattr(self.target, "single_label", False)
 
     def student(self, model: nn.Module) -> Student:
         return self.target.student(model).add("features" if self.kind == "features" else "distillation")

@@ -43,6 +43,11 @@ class Teacher:
             columns = classifier.columns(classes)
         except ValueError as error:
             raise ValueError(f"--teacher {recipe.teacher}: {error}") from None
+        if need == "logits" and classifier.multi_label:
+            raise ValueError(
+                f"--teacher {recipe.teacher} gives images several labels; distil its features: "
+                "--target \"distill(kind='features')\""
+            )
         self.key = classifier.key
         self.need, self.annotates, self.top = need, annotates, recipe.teacher_top
         self.size, self.data = classifier.preprocessing.size, recipe.data
