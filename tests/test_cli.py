@@ -256,7 +256,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "quickstart", "--freeze", "stages.0"], "no part 'stages.0'; it has stem, backbone, cls_token, pos_"),
         (
             ["train", "quickstart", "--freeze", "stem@8"],
-            "stem@8 would thaw after the end of the run, which has 8 epochs",
+            "stem@8 would thaw when the run is over, after epoch 8",
         ),
         (["train", "quickstart", "--freeze", "backbone", "head"], "--freeze backbone head leaves nothing to train"),
         (["train", "quickstart", "--freeze", "stem@soon"], "--freeze takes parts, or PART@EPOCH"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from math import inf, nan
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -17,11 +18,13 @@ from labelflow.analysis import mixed_samples
 from labelflow.analysis.images import evaluation_data, images_of
 from labelflow.analysis.rmse import fluctuation
 from labelflow.classifier import load
+from labelflow.cli import main
 from labelflow.data import Data, World
 from labelflow.engine import Run, Training
 from labelflow.figures import FigureRequest, ratio
 from labelflow.html import line_chart
 from labelflow.report import write_report
+from labelflow.report.classes import section, worst
 from labelflow.report.classifier import classifier_page
 from labelflow.tasks import Recipe, evaluate_run, train_run
 from labelflow.tasks.recipe import read_recipe
@@ -53,6 +56,24 @@ def test_one_page_says_it_all(folder: Path) -> None:
     tiles = dict(re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b>", page))
     assert (tiles["Best top-1"], tiles["Last top-1"]) == (f"{max(top1):.2f} %", f"{top1[-1]:.2f} %")
     assert page.count('class="sample"') == 4
+
+
+def test_the_worst_classes_come_first(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    details = Run(folder).read("classes.json")
+    order = sorted(details, key=lambda name: details[name]["recall"])
+    rows = re.findall(
+        r'<th scope="row">([^<]*)</th><td>([\d.]*)</td><td>([\d.–]*)</td><td>(\d+)</td>', section(Run(folder), True)
+    )
+    assert [(unescape(name), float(recall), int(images)) for name, recall, _, images in rows] == [
+        (name, round(details[name]["recall"], 1), details[name]["images"]) for name in order
+    ]
+    assert "2 of 2 classes, the worst first" in (folder / "report.html").read_text()
+    many = {f"class {number}": {"recall": float(100 - number), "images": 1} for number in range(30)}
+    assert list(worst(many)) == [f"class {number}" for number in range(29, 9, -1)]
+    assert main(["eval", str(folder), "--weights", "last"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["class", "recall", "precision", "images"]
+    assert any("the worst 2 of 2" in line for line in lines)
 
 
 def test_top5_needs_more_than_five_classes(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import labelflow as lf
 from helpers import sharpen
+from labelflow.models import variants
 from labelflow.models.create import create
 from labelflow.models.variants import create_for_any_size, drop_paths_evenly
 from labelflow.spec import parse
@@ -47,6 +48,20 @@ def test_models_without_the_argument_start_from_the_same_random_weights(model: s
     torch.manual_seed(3)
     found = create_for_any_size(model, num_classes=5).state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_model_that_refuses_late_starts_from_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fussy(model: str, init: str = "", **arguments: object) -> nn.Module:
+        made = nn.Linear(3, 2)
+        if arguments:
+            raise ValueError("no such argument")
+        return made
+
+    monkeypatch.setattr(variants, "create", fussy)
+    torch.manual_seed(3)
+    expected = fussy("any").weight
+    torch.manual_seed(3)
+    assert torch.equal(create_for_any_size("any").weight, expected)
 
 
 def test_what_is_wrong_with_a_model_is_said_as_ever() -> None:

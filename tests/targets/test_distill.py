@@ -263,4 +263,7 @@ def test_bad_settings(text: str, message: str) -> None:
 
 def test_others_need_no_teacher() -> None:
     assert [name for name, target in TARGETS.items() if target.teacher] == ["distill"]
+    assert Distill().single_label
+    assert not Distill(kind="features").single_label
+    assert Distill(kind="features", target="sm_mix").single_label
     assert (Distill().teacher, Distill(kind="features").teacher, Plain().teacher) == ("logits", "features", "")

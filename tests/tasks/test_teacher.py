@@ -1,6 +1,7 @@
 """A teacher beside a run: what it sees, what it leaves alone, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,6 +268,14 @@ def test_bad_input(
     assert message in told
     assert len(told.splitlines()) == 1
     assert not (tmp_path / "run" / "recipe.json").exists()
+
+
+def test_answers_of_several_labels_do_not_teach(teacher: Path, known: Classifier, tmp_path: Path) -> None:
+    shutil.copytree(teacher, tmp_path / "several")
+    Run(tmp_path / "several").write("config.json", {**Run(teacher).config(), "multi_label": True})
+    with pytest.raises(ValueError, match="was trained on images with several labels, but those of"):
+        Teacher(recipe(tmp_path / "several"), known.classes, "logits", annotates=False)
+    Teacher(recipe(tmp_path / "several"), known.classes, "features", annotates=False)
 
 
 def test_a_segmenter_does_not_teach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

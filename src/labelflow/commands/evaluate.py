@@ -59,19 +59,21 @@ def evaluate(
     if classes:
         from labelflow.engine.progress import literal_console
 
-        literal_console().print(_table(classes, dense=Run(run).config()["task"] != "classify"))
+        config = Run(run).config()
+        every = config.get("task", "classify") != "classify" or config.get("multi_label", False)
+        literal_console().print(_table(classes, every))
     print("  ".join(f"{name} {value:.3f}" for name, value in metrics.items()), f" ({images} images)")
 
 
-def _table(classes: "Details", dense: bool) -> "Table":
-    """Of all classes, or of a classifier's worst."""
+def _table(classes: "Details", every: bool) -> "Table":
+    """Of every class, or of the worst."""
     from rich.table import Table
 
     from labelflow.report.classes import rows, worst
 
-    listed = classes if dense else worst(classes)
+    listed = classes if every else worst(classes)
     heads, lines = rows(listed)
-    table = Table(*heads, box=None, caption=f"the worst {len(listed)} of {len(classes)}" if not dense else None)
+    table = Table(*heads, box=None, caption=f"the worst {len(listed)} of {len(classes)}" if not every else None)
     for line in lines:
         table.add_row(*line)
     return table

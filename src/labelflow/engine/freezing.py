@@ -58,8 +58,8 @@ def thaw_updates(model: nn.Module, training: Training, per_epoch: int) -> dict[s
         if training.total_updates(per_epoch) <= thaws < math.inf:
             epochs = training.total_updates(per_epoch) / per_epoch
             raise ValueError(
-                f"--freeze {frozen.part}@{frozen.until} would thaw after the end of the run, which has {epochs:.4g} "
-                f"epochs; without @{frozen.until} it is frozen for good"
+                f"--freeze {frozen.part}@{frozen.until} would thaw when the run is over, after epoch {epochs:.4g}; "
+                f"without @{frozen.until} it is frozen for good"
             )
         for name in part_parameters(model, frozen.part):
             until[name] = max(until.get(name, 0), thaws)  # of two parts, the longer one

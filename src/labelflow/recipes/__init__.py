@@ -8,6 +8,7 @@ from labelflow.recipes import (
     deit3,
     detection,
     distillation,
+    finetuning,
     imagenet,
     multilabel,
     rivals,
@@ -33,6 +34,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         *small.ENTRIES,
+        *finetuning.ENTRIES,
         *multilabel.ENTRIES,
         *_of("TL-Align", imagenet.ENTRIES, rivals.ENTRIES, transfer.ENTRIES),
         *rivals.LATER,

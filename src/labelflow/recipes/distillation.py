@@ -26,13 +26,12 @@ def small_vit_distill() -> Recipe:
     return small_vit().change(teacher=TEACHER, target="distill(kind='soft', alpha=0.5, tau=1.0, target='tl_align')")
 
 
+ZOO = "DeiT, model zoo"
 README = f"{DEIT} (README_deit.md: --distillation-type hard --teacher-model regnety_160)"
 ENTRIES: list[Entry[Recipe]] = [
-    Entry("deit_tiny_distilled", distilled("tiny"), "DeiT-T, distilled", "deit_tiny", README, "DeiT, model zoo", 74.5),
-    Entry(
-        "deit_small_distilled", distilled("small"), "DeiT-S, distilled", "deit_small", README, "DeiT, model zoo", 81.2
-    ),
-    Entry("deit_base_distilled", distilled("base"), "DeiT-B, distilled", "deit_base", README, "DeiT, model zoo", 83.4),
+    Entry("deit_tiny_distilled", distilled("tiny"), "DeiT-T, distilled", "deit_tiny", README, ZOO, 74.5),
+    Entry("deit_small_distilled", distilled("small"), "DeiT-S, distilled", "deit_small", README, ZOO, 81.2),
+    Entry("deit_base_distilled", distilled("base"), "DeiT-B, distilled", "deit_base", README, ZOO, 83.4),
     Entry(
         "deit_small_distilled_tl_align",
         distilled_aligned("small"),

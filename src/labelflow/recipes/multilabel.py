@@ -1,7 +1,8 @@
 """Recipes for images with several labels: a table of them, as docs/howto/multi-label.md shows."""
 
 from labelflow.recipes.base import TABLE, Entry
-from labelflow.recipes.small import finetune, small_vit
+from labelflow.recipes.finetuning import finetune
+from labelflow.recipes.small import small_vit
 from labelflow.tasks import Recipe
 
 

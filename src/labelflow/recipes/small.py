@@ -1,4 +1,4 @@
-"""Recipes for one machine: the sample world, and one's own images."""
+"""Recipes for one machine, from scratch: the sample world, and one's own images."""
 
 from labelflow.data import Data
 from labelflow.engine import Training
@@ -52,16 +52,6 @@ def small_lvvit() -> Recipe:
     )
 
 
-def finetune() -> Recipe:
-    """A pretrained DeiT-S on a folder of images: the place to start with a few thousand images and one GPU."""
-    return Recipe(
-        model="deit_small_patch16_224",
-        init="pretrained",
-        data=Data(source=FOLDER),
-        training=Training(epochs=30, batch=128, micro_batch=64, lr=5e-5, lr_batch=0, min_lr=1e-6),
-    )
-
-
 ENTRIES: list[Entry[Recipe]] = [
     Entry("quickstart", quickstart(), "the first run, on the sample world", "small_vit_tl_align", gpus=1),
     Entry("quickstart_cutmix", quickstart().change(target="plain"), "the same with plain CutMix", "quickstart", gpus=1),
@@ -88,9 +78,5 @@ ENTRIES: list[Entry[Recipe]] = [
         "the same with plain CutMix",
         "small_lvvit",
         gpus=1,
-    ),
-    Entry("finetune_tl_align", finetune(), "a pretrained DeiT-S on your images", gpus=1),
-    Entry(
-        "finetune_cutmix", finetune().change(target="plain"), "the same with plain CutMix", "finetune_tl_align", gpus=1
     ),
 ]

@@ -6,14 +6,14 @@ from labelflow.html import table
 
 MOST = 20  # classes of a classifier that a table shows
 HEADINGS = {
-    "ap": "AP, %",
-    "f1": "F1, %",
     "iou": "IoU, %",
     "accuracy": "accuracy, %",
     "box_ap": "box AP, %",
     "mask_ap": "mask AP, %",
     "recall": "recall, %",
     "precision": "precision, %",
+    "ap": "AP, %",
+    "f1": "F1, %",
 }
 
 

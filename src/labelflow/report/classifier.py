@@ -58,7 +58,7 @@ CHARTS = {  # by what evaluations tell
 
 
 def measured(run: Run) -> Measured:
-    """Of a classifier: what its evaluations tell."""
+    """Of a classifier: what its evaluations tell; top-5 says something only of more than five classes."""
     told = {name for line in run.metrics() if line["kind"] == "eval" for name in line}
     told -= {"top5"} if len(run.config()["label_names"]) <= 5 else set()
     headline = headline_of(run)

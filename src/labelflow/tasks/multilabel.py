@@ -107,6 +107,8 @@ def _percent(value: float) -> float | None:
 
 def check_several_labels(recipe: Recipe, target: Target, loss: Loss) -> None:
     """Whether a recipe can be trained on images with several labels."""
+    if recipe.best != "top1":
+        raise ValueError(f"--best {recipe.best} is for images of one class; of several labels, the best mAP is kept")
     if isinstance(loss.costs, CrossEntropy):
         raise ValueError(
             f"the images of {recipe.data.source} have several labels, but cross-entropy is for classes that exclude "

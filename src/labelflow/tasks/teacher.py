@@ -116,7 +116,8 @@ def teacher_columns(classifier: Classifier, recipe: Recipe, classes: Sequence[st
     if classifier.multi_label != several:
         raise ValueError(
             f"--teacher {recipe.teacher} was trained on images with {HOW_MANY[classifier.multi_label]}, but those of "
-            f"{recipe.data.source} have {HOW_MANY[several]}: give one that was trained on such images"
+            f"{recipe.data.source} have {HOW_MANY[several]}: give one that was trained on such images, or take its "
+            "features, --target \"distill(kind='features')\""
         )
     try:
         return classifier.columns(classes)
