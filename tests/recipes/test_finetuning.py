@@ -14,7 +14,8 @@ from labelflow.recipes import find
 from labelflow.recipes.finetuning import ENTRIES
 from labelflow.spec import build
 from labelflow.targets import TARGETS
-from labelflow.tasks.classify import check_colours, model_arguments
+from labelflow.tasks.checks import check_colours
+from labelflow.tasks.classify import model_arguments
 
 # methods_new.md, 11: layer decay, image size
 VALUES = {

@@ -129,7 +129,7 @@ def draw(
     from labelflow.analysis.label_maps import label_picture
     from labelflow.data import open_map_style
     from labelflow.labels import Store
-    from labelflow.tasks.classify import check_classes
+    from labelflow.tasks.checks import check_classes
 
     loading = Data(
         source=data,

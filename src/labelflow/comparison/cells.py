@@ -32,7 +32,7 @@ from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.settings import flat
 from labelflow.tasks import Recipe, train_run
-from labelflow.tasks.classify import weights_file
+from labelflow.tasks.checks import weights_file
 from labelflow.tasks.recipe import UNITS, read_recipe
 from labelflow.tasks.runs import RESUME_MAY_CHANGE, fitted
 

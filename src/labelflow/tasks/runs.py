@@ -31,7 +31,7 @@ from labelflow.engine.setup import flags_restored, resolve_precision
 from labelflow.models.create import load_exactly
 from labelflow.process import is_main_process, process_count
 from labelflow.settings import change, differences, flat, setting_names
-from labelflow.tasks.classify import check_classes
+from labelflow.tasks.checks import check_classes
 from labelflow.tasks.recipe import AnyRecipe, Recipe, kind_of, read_any_recipe
 
 AnyRecipeType = TypeVar("AnyRecipeType", bound=AnyRecipe)

@@ -18,7 +18,7 @@ from labelflow.engine.run import Run
 from labelflow.models import lvvit
 from labelflow.models.create import create
 from labelflow.spec import parse
-from labelflow.tasks.classify import check_classifier, weights_file
+from labelflow.tasks.checks import check_classifier, weights_file
 from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
 
 _SWIN = {"strict_img_size": False, "always_partition": True}  # windows keep their size and shift

@@ -11,7 +11,7 @@ from torch import nn
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Problem, Unreadable
 from labelflow.engine import Details, Run
-from labelflow.tasks.classify import check_classes, check_colours, check_training
+from labelflow.tasks.checks import check_classes, check_colours, check_training
 from labelflow.tasks.dense.loading import DenseSource
 
 Colours = tuple[float, ...]  # of red, green and blue
