@@ -11,6 +11,7 @@ map, F frames, S samples of a token along an axis.
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +45,12 @@ class StoreLabels:
     def __init__(self, store: Store, grid: tuple[int, int], compat: Compat = "none") -> None:
         self.store, self.grid, self.compat = store, grid, compat
         store.check()
+
+    def on(self, grid: tuple[int, int]) -> "StoreLabels":
+        """The same for another grid of tokens, without checking it all again."""
+        other = copy(self)
+        other.grid = grid
+        return other
 
     def __call__(self, key: str, geometry: Geometry) -> "ViewedMap":
         manifest = self.store.manifest

@@ -217,7 +217,8 @@ class Classification(Evaluation):
             )
         check_keys(store, self.train_source)
         grids = {size: self.student.token_grid((size, size)) for size in self.sizes}
-        return {size: StoreLabels(store, grid, self.recipe.data.compat) for size, grid in grids.items()}
+        labels = StoreLabels(store, grids[self.recipe.data.image_size], self.recipe.data.compat)
+        return {size: labels.on(grid) for size, grid in grids.items()}
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
         mixer = self.mixer if is_mixed(self.recipe, batch.epoch) else NoMix()
