@@ -108,7 +108,7 @@ def test_other_columns(tmp_path: Path) -> None:
     rows = [("where", "tags", "fold"), ("0.png", "b|a", "one"), ("1.png", "b", "two"), ("2.png", "a", "three")]
     data = Data(
         source=str(write(tmp_path / "x.csv", rows)),
-        columns=Columns("where", "none", "tags", label_separator="|", split_column="fold", class_names=("b", "c", "a")),
+        columns=Columns("where", "", "tags", label_separator="|", split_column="fold", class_names=("b", "c", "a")),
         train_split="one",
         val_split="two",
     )
@@ -117,6 +117,36 @@ def test_other_columns(tmp_path: Path) -> None:
     assert (train.classes, train.load(0)[1].tolist()) == (["b", "c", "a"], [1, 0, 1])
     assert (len(train), len(val), val.load(0)[1].tolist()) == (1, 1, [1, 0, 0])
     assert told == [f"left out 1 images of {tmp_path / 'x.csv'} that are neither one nor two"]
+
+
+@pytest.mark.parametrize("setting", ["image_column", "label_column", "labels_column", "split_column"])
+def test_a_column_that_was_asked_for_is_there(tmp_path: Path, setting: str) -> None:
+    """Otherwise a misspelt one would mean a random split, or another column of labels."""
+    rows = [("image", "label", "fold"), ("0.png", "a", "train"), ("1.png", "a", "val")]
+    path, columns = write(tmp_path / "x.csv", rows), Columns(**{setting: "foldd"})
+    with pytest.raises(
+        ValueError, match=rf"(?s)(?=.*foldd)(?=.*--{setting.replace('_', '-')})(?=.*image, label, fold)"
+    ):
+        Table(path, "train", columns)
+    if setting == "split_column":  # of the run, and not of other data, which it is evaluated on
+        assert len(Table(path, "val", columns, val_fraction=1)) == 2
+
+
+def test_a_column_that_was_asked_for_is_preferred(tmp_path: Path) -> None:
+    """To the default ones, which happen to be there."""
+    rows = [("image", "label", "labels", "tags", "breed"), *((f"{n}.png", "a", "b", "c;d", "e") for n in range(2))]
+    path = write(tmp_path / "x.csv", rows)
+    for columns, several, classes in (
+        (Columns(labels_column="tags"), True, ["c", "d"]),
+        (Columns(label_column="breed"), False, ["e"]),
+        (Columns(label_column="tags"), False, ["c;d"]),
+        (Columns(labels_column=""), False, ["a"]),
+        (Columns(label_column=""), True, ["b"]),
+    ):
+        source = Table(path, "train", columns)
+        assert (source.multi_label, source.classes) == (several, classes)
+    with pytest.raises(ValueError, match=r"has the columns breed and tags: --labels-column '' makes breed its classes"):
+        Table(path, "train", Columns(label_column="breed", labels_column="tags"))
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])

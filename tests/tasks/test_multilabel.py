@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image
 from labelflow import api
 from labelflow.classifier import load
 from labelflow.data import Batch, Data
+from labelflow.data.table import Table
 from labelflow.engine import Run, Training
 from labelflow.formats import FORMATS
 from labelflow.formats.card import model_card
@@ -76,6 +78,18 @@ def naive_average_precision(scores: list[float], positive: list[bool]) -> float:
             above = [other for value, other in zip(scores, positive, strict=True) if value >= score]
             precisions.append(sum(above) / len(above))
     return sum(precisions) / len(precisions)
+
+
+def naive_loss(run: Path, table: Path) -> float:
+    """Of the last weights on the table's val images: binary cross-entropy, of all classes of all images alike."""
+    numbers, classifier = range(16, 24), load(run, "last")
+    probabilities = classifier.probabilities([str(table.parent / f"{number}.png") for number in numbers]).tolist()
+    costs = [
+        -math.log(probability if number >> COLOURS[name] & 1 else 1 - probability)
+        for number, own in zip(numbers, probabilities, strict=True)
+        for name, probability in zip(classifier.classes, own, strict=True)
+    ]
+    return sum(costs) / len(costs)
 
 
 SCORES = arrays(np.float32, st.integers(1, 20), elements=st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0]))
@@ -168,7 +182,9 @@ class TestRefusals:
         [
             ({"loss": "ce"}, r"have several labels, but cross-entropy .*: --loss bce, or --loss asl"),
             ({"target": "sm_mix", "mixer": "smmix"}, r"the target sm_mix is defined for images of one class"),
-            ({"labels_column": "tags", "label_column": "breed"}, r"but neither breed nor tags"),
+            ({"labels_column": "tags"}, r"no column tags \(--labels-column\), but image, labels, split"),
+            ({"label_column": "breed"}, r"no column breed \(--label-column\), but image, labels, split"),
+            ({"split_column": "foldd"}, r"no column foldd \(--split-column\), but image, labels, split"),
         ],
     )
     def test_settings(self, table: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -208,6 +224,8 @@ class TestRun:
         rows = list(csv.DictReader((tmp_path / "found.csv").read_text().splitlines()))
         assert rows[0].keys() == {"file", "labels", "probabilities"}
         assert set(rows[0]["labels"].split(";")) == {"red", "green", "blue"}
+        again = Table(tmp_path / "found.csv", "val", val_fraction=1)  # absolute paths are seen from any folder
+        assert (list(again.files()), again.labels.all()) == (files, True)
         line = json.loads(found.to_jsonl().splitlines()[0])
         assert {one["label"] for one in line["labels"]} == {"red", "green", "blue"}
         with pytest.raises(ValueError, match=r"threshold, a probability, must lie in \[0, 1\]"):
@@ -250,7 +268,8 @@ class TestRun:
     )
     def test_methods(self, table: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
         recipe = RECIPE.change(source=str(table), epochs=1, **settings)
-        assert train_run(recipe, tmp_path / "run", resume=False, quiet=True)["loss"] < 1
+        found = train_run(recipe, tmp_path / "run", resume=False, quiet=True)["loss"]
+        assert found == pytest.approx(naive_loss(tmp_path / "run", table), rel=1e-4)
 
     def test_one_label_with_binary_cross_entropy(self, tmp_path: Path) -> None:
         recipe = RECIPE.change(source="world(train=16, val=8)", image_size=32, epochs=1)

@@ -1,17 +1,17 @@
 """Images and labels in the columns of a Hugging Face data set.
 
-Shapes: N samples, C classes.
+Shapes: N samples, C classes, L labels of all samples.
 """
 
 import io
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy import ndarray
 from PIL import Image
 
+from labelflow.data.columns import check_asked, choose_labels
 from labelflow.data.settings import Columns
-from labelflow.data.several import multi_hot
+from labelflow.data.several import LabelLists, multi_hot
 
 
 class ColumnLabels(NamedTuple):
@@ -24,13 +24,18 @@ class ColumnLabels(NamedTuple):
 
     def of(self, value: Any) -> Any:
         """A sample's label."""
-        if not self.several:
-            return value
-        try:
-            ids = [self.classes.index(one) for one in value or []] if self.texts else value or []
-        except ValueError as error:
-            raise ValueError(f"a class of the column {self.column} is unknown: {error}") from None
-        return multi_hot(ids, len(self.classes))
+        places = [self._place(one) for one in (value or [] if self.several else [value])]
+        return multi_hot(places, len(self.classes)) if self.several else places[0]
+
+    def _place(self, value: Any) -> int:
+        known = value in self.classes if self.texts else value is not None and 0 <= value < len(self.classes)
+        if not known:
+            raise ValueError(f"a sample has {self.refusal(value)}")
+        return self.classes.index(value) if self.texts else value
+
+    def refusal(self, value: Any) -> str:
+        hint = "; --class-names can name all there are" if self.texts else ""
+        return f"{value!r} in the column {self.column}, which is none of the {len(self.classes)} classes{hint}"
 
 
 def arrow_pair(labels: ColumnLabels, row: Any) -> tuple[Image.Image, Any]:
@@ -41,12 +46,23 @@ def arrow_pair(labels: ColumnLabels, row: Any) -> tuple[Image.Image, Any]:
     return opened, labels.of(label)
 
 
-def column_labels(labels: ColumnLabels, dataset: Any) -> ndarray:
-    """Of all samples, from that column alone: (N,), or (N, C) bool where there are several."""
+def column_lists(labels: ColumnLabels, dataset: Any, title: str) -> LabelLists:
+    """Of all samples, from that column alone; ValueError if one has a label that is no class."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     column = dataset.select_columns(labels.column)[:].column(labels.column)
-    if not labels.several:
-        return column.to_numpy()
-    return np.array([labels.of(value) for value in column.to_pylist()], bool)
+    values, counts = column, np.ones(len(column), np.int64)  # (L,), (N,)
+    if labels.several:
+        values, counts = pc.list_flatten(column), pc.list_value_length(column).fill_null(0).to_numpy()
+    ids = pc.index_in(values, value_set=pa.array(labels.classes, values.type)) if labels.texts else values
+    ids = ids.fill_null(-1).to_numpy()
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    wrong = np.flatnonzero((ids < 0) | (ids >= len(labels.classes)))
+    if len(wrong):
+        sample = np.searchsorted(starts, wrong[0], "right") - 1
+        raise ValueError(f"{title}[{sample}] has {labels.refusal(values[wrong[0]].as_py())}")
+    return LabelLists(ids.astype(np.int32), starts, len(labels.classes))
 
 
 def sample_pair(labels: ColumnLabels, sample: dict[str, Any]) -> tuple[Image.Image, Any]:
@@ -56,16 +72,22 @@ def sample_pair(labels: ColumnLabels, sample: dict[str, Any]) -> tuple[Image.Ima
 
 
 def find_labels(features: Any, name: str, columns: Columns) -> ColumnLabels:
-    one: Any = features.get(columns.label_column)
-    several: Any = features.get(columns.labels_column)
-    inner: Any = getattr(several, "feature", None)  # of a list
-    if "image" in features and hasattr(inner, "names"):
-        return ColumnLabels(columns.labels_column, True, False, list(inner.names))
-    if "image" in features and getattr(inner, "dtype", "") in ("string", "large_string"):
-        return ColumnLabels(columns.labels_column, True, True, list(columns.class_names))
-    if "image" in features and hasattr(one, "names"):
-        return ColumnLabels(columns.label_column, False, False, list(one.names))
-    raise ValueError(
-        f"{name} should have a column image and a column {columns.label_column} with class names, or "
-        f"{columns.labels_column} with lists of them, not {list(features)}"
-    )
+    check_asked(columns, ("label_column", "labels_column"), list(features), name)
+    found = choose_labels(columns, lambda column, several: _can_be(features.get(column), several), name)
+    if "image" not in features or found is None:
+        raise ValueError(
+            f"{name} should have a column image and a column {columns.label_column} with class names, or "
+            f"{columns.labels_column} with lists of them, not {list(features)}"
+        )
+    column, several = found
+    feature = features[column].feature if several else features[column]
+    texts = not hasattr(feature, "names")
+    return ColumnLabels(column, several, texts, list(columns.class_names if texts else feature.names))
+
+
+def _can_be(feature: Any, several: bool) -> bool:
+    """Whether a column holds such labels: classes, or lists of classes or texts."""
+    if not several:
+        return hasattr(feature, "names")
+    inner = getattr(feature, "feature", None)  # of a list
+    return hasattr(inner, "names") or getattr(inner, "dtype", "") in ("string", "large_string")

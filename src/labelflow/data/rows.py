@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from labelflow.data.columns import check_asked, choose_labels
 from labelflow.data.settings import Columns
 from labelflow.data.several import LabelLists
 
@@ -50,11 +51,12 @@ class _Layout(NamedTuple):
     hot: list[str]
 
 
-def read_table(path: Path, columns: Columns) -> Rows:
+def read_table(path: Path, columns: Columns, whole: bool = False) -> Rows:
+    """whole: it needs no column of parts, even one that was asked for."""
     if not path.is_file():
         raise ValueError(f"there is no table {path}")
     header, read = READERS[path.suffix.lower()](path)
-    layout = _layout(path, header, columns)
+    layout = _layout(path, header, columns, whole)
     paths, ends = bytearray(), array("q", [0])
     ids, starts, split, hashes = array("i"), array("q", [0]), array("i"), array("q")
     names: dict[str, int] = {}
@@ -90,27 +92,28 @@ def read_table(path: Path, columns: Columns) -> Rows:
     return rows
 
 
-def _layout(path: Path, header: Sequence[str], columns: Columns) -> _Layout:
+def _layout(path: Path, header: Sequence[str], columns: Columns, whole: bool) -> _Layout:
     wanted = (columns.image_column,) if columns.image_column else IMAGE_COLUMNS
     image = next((name for name in wanted if name in header), "")
     has = f"{path} has the columns {', '.join(header)}"
     if not image:
         raise ValueError(f"{has}, but no {' or '.join(wanted)}; which one holds paths? --image-column NAME")
+    every = columns.labels_column == EVERY
+    asked = ["label_column", *([] if every else ["labels_column"]), *([] if whole else ["split_column"])]
+    check_asked(columns, asked, header, str(path))
     split = columns.split_column if columns.split_column in header else ""
-    one, several = columns.label_column, columns.labels_column
-    if several == EVERY:
+    if every:
         hot = [name for name in header if name not in (image, split)]
         if not hot:
             raise ValueError(f"{has}, but none for a class")
         return _Layout(image, EVERY, True, split, hot)
-    if one in header and several in header:
-        raise ValueError(f"{has}: --labels-column '' makes {one} its classes, --label-column '' {several}")
-    if one not in header and several not in header:
+    labels = choose_labels(columns, lambda name, several: name in header, str(path))
+    if labels is None:
         raise ValueError(
-            f"{has}, but neither {one} nor {several}; which one holds classes? --label-column NAME, or --labels-column "
-            "NAME where images have several"
+            f"{has}, but neither {columns.label_column} nor {columns.labels_column}; which one holds classes? "
+            "--label-column NAME, or --labels-column NAME where images have several"
         )
-    return _Layout(image, several if several in header else one, several in header, split, [])
+    return _Layout(image, *labels, split, [])
 
 
 def _columns(layout: _Layout) -> list[str]:

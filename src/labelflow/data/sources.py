@@ -10,7 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from labelflow.data.folder import Folder
-from labelflow.data.hugging_face import ColumnLabels, arrow_pair, column_labels, find_labels, sample_pair
+from labelflow.data.hugging_face import ColumnLabels, arrow_pair, column_lists, find_labels, sample_pair
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.rows import is_table
 from labelflow.data.settings import Data
@@ -57,6 +57,17 @@ class Indexed:
     def key(self, index: int) -> str:
         """Of a place in a named part of a named data set; where its files lie makes no difference."""
         return f"{self.title.rsplit('/', 1)[-1]}/{index:08d}"
+
+
+class Columned(Indexed):
+    """A Hugging Face data set, one of whose columns has the labels."""
+
+    def __init__(self, dataset: Any, labels: ColumnLabels, title: str) -> None:
+        super().__init__(dataset, labels.classes, title, partial(arrow_pair, labels), self._list, labels.several)
+        self.lists = column_lists(labels, dataset, title)
+
+    def _list(self, dataset: Any) -> ndarray:
+        return self.lists.dense() if self.multi_label else self.lists.ids
 
 
 class Stream:
@@ -145,11 +156,11 @@ def _hugging_face(name: str, data: Data, split: str, tell: Tell) -> Source:
     labels = find_labels(dataset.features, name, data.columns)
     if not labels.classes:  # texts
         trained = datasets.load_dataset(name, split=data.train_split, cache_dir=data.root).select_columns(labels.column)
-        labels = labels._replace(classes=sorted({text for row in trained for text in row[labels.column] or []}))
+        texts = {text for row in trained for text in row[labels.column] or []}
+        labels = labels._replace(classes=sorted(texts - {None}))
     dataset = dataset.cast_column("image", datasets.Image(decode=False)).with_format("arrow")
     title = f"hfds/{name.rstrip('/')} {_split(data, split)}"
-    listing = partial(column_labels, labels)
-    return Indexed(dataset, labels.classes, title, partial(arrow_pair, labels), listing, labels.several)
+    return Columned(dataset, labels, title)
 
 
 def _hugging_face_stream(name: str, data: Data, split: str, tell: Tell) -> Stream:

@@ -41,9 +41,9 @@ class Table(Listed):
     ) -> None:
         """parts: what the split column calls the images to train on and those to evaluate on."""
         self.table, self.root, columns = Path(path), Path(path).parent, columns or Columns()
-        rows = read_table(self.table, columns)
-        train, val = (_first(rows.splits, (name, *SPLITS[kind])) for name, kind in zip(parts, SPLITS, strict=True))
         whole = split == "val" and val_fraction == 1  # other data, to evaluate on
+        rows = read_table(self.table, columns, whole)
+        train, val = (_first(rows.splits, (name, *SPLITS[kind])) for name, kind in zip(parts, SPLITS, strict=True))
         if whole:
             chosen = _of_part(rows, val)
         elif not rows.splits:

@@ -29,6 +29,7 @@ from labelflow.data import (
     open_source,
     train_batches,
 )
+from labelflow.data.class_labels import labels_checksum
 from labelflow.data.folder import Listed
 from labelflow.data.geometry import Geometry
 from labelflow.data.index import Joined
@@ -150,6 +151,7 @@ class Classification(Evaluation):
             **self.timm_config,
             "multi_label": self.multi_label,
             "samples": self.samples,
+            "image_labels": [labels_checksum(source) for source in (self.train_source, self.eval_source)],
             "dense_labels": self.labels,
             "teacher": self.teacher.key if self.teacher else "",
             "class_weights": weights_checksum(self.loss),

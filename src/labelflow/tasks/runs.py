@@ -160,8 +160,11 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         is_classifier
         and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
     ):
-        # Nothing of other data was trained on; a table may lack some of the classes.
-        changes = {"val_fraction": 1.0, "class_names": tuple(Run(folder).config()["label_names"]), **changes}
+        # Nothing of other data was trained on; a table may lack some of the classes. Their names tell them apart there,
+        # but not those of ImageNet, which has two cranes.
+        names = Run(folder).config()["label_names"]
+        named = {"class_names": tuple(names)} if len(set(names)) == len(names) else {}
+        changes = {"val_fraction": 1.0, **named, **changes}
     recipe = recipe.change(**changes)
     loaded = load(folder, weights, changes.get("image_size", 0)) if is_classifier else load_run(folder, weights)
     accelerator = make_accelerator(recipe.training)
@@ -240,6 +243,11 @@ def _check_config(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         raise ValueError(
             f"{folder} was started with {before['samples']} training samples; now there are {now['samples']}"
         )
+    unknown = [None, None]  # of runs that were started before labels were recorded, and of other tasks
+    pairs = zip(before.get("image_labels", unknown), now.get("image_labels", unknown), strict=True)
+    for what, (started, found) in zip(("training", "evaluation"), pairs, strict=True):
+        if started is not None and started != found:
+            raise ValueError(f"{folder} was started with other labels of its {what} images: they have changed since")
     if before.get("dense_labels", "") != now.get("dense_labels", ""):
         raise ValueError(f"{folder} was started with other dense labels")
     if before.get("teacher", "") != now.get("teacher", ""):
