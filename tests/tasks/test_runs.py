@@ -13,6 +13,7 @@ from torch import nn
 
 from labelflow.data import Data
 from labelflow.data.changes import RECORD
+from labelflow.data.world import World
 from labelflow.engine import Run, Training
 from labelflow.engine.checkpoint import Checkpoints, State
 from labelflow.files import forget_file
@@ -240,6 +241,51 @@ class TestDataThatChanged:
         train_run(recipe, tmp_path / "run", resume=False, quiet=True)
         (tmp_path / "photos/val/dog/1.bmp").unlink()
         assert evaluate_run(tmp_path / "run")["loss"] > 0
+
+
+class TestLabelsThatChanged:
+    """Those of a table, which are in no file of an image."""
+
+    def write(self, folder: Path, labels: str) -> str:
+        """A table of these labels, the last two of them of images to evaluate on."""
+        parts = ["train"] * (len(labels) - 2) + ["val"] * 2
+        lines = [f"{n}.bmp,{label},{part}\n" for n, (label, part) in enumerate(zip(labels, parts, strict=True))]
+        for number in range(len(labels)):
+            if not (folder / f"{number}.bmp").exists():
+                Image.new("RGB", (40, 40)).save(folder / f"{number}.bmp")
+        (folder / "t.csv").write_text("".join(["image,label,split\n", *lines]))
+        return str(folder / "t.csv")
+
+    @pytest.mark.parametrize(("labels", "what"), [("ba" * 8 + "ab", "training"), ("ab" * 8 + "ba", "evaluation")])
+    def test_it_is_refused(self, tmp_path: Path, labels: str, what: str) -> None:
+        recipe = TINY.change(source=self.write(tmp_path, "ab" * 9))
+        train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+        before = (tmp_path / "run" / "config.json").read_bytes()
+        self.write(tmp_path, labels)
+        with pytest.raises(ValueError, match=f"started with other labels of its {what} images: they have changed"):
+            train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+        assert (tmp_path / "run" / "config.json").read_bytes() == before
+        self.write(tmp_path, "ab" * 9)
+        train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+
+    def test_of_older_runs_they_are_recorded_from_then_on(self, tmp_path: Path) -> None:
+        recipe = TINY.change(source=self.write(tmp_path, "ab" * 9))
+        train_run(recipe, tmp_path / "run", resume=False, quiet=True)
+        run = Run(tmp_path / "run")
+        config = run.config()
+        run.write("config.json", {name: value for name, value in config.items() if name != "image_labels"})
+        train_run(recipe, tmp_path / "run", resume=True, quiet=True)
+        assert run.config() == config
+
+
+def test_classes_with_the_same_name_are_evaluated_on_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = ["crane", *World("train", 1, 32).classes[2:], "crane"]
+    monkeypatch.setattr(World, "classes", classes)
+    train_run(TINY, tmp_path / "run", resume=False, quiet=True)
+    assert Run(tmp_path / "run").config()["label_names"] == classes
+    assert evaluate_run(tmp_path / "run", source="world(val=8, seed=1)")["loss"] > 0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "last.safetensors"])

@@ -160,8 +160,7 @@ def evaluate_in_detail(folder: Path, weights: str = "best", **changes: Any) -> I
         is_classifier
         and Path(changes.get("source", recipe.data.source)).resolve() != Path(recipe.data.source).resolve()
     ):
-        # Nothing of other data was trained on; a table may lack some of the classes. Their names tell them apart there,
-        # but not those of ImageNet, which has two cranes.
+        # Nothing of other data was trained on; a table may lack some of the classes, if names tell them apart.
         names = Run(folder).config()["label_names"]
         named = {"class_names": tuple(names)} if len(set(names)) == len(names) else {}
         changes = {"val_fraction": 1.0, **named, **changes}
