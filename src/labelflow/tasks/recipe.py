@@ -85,7 +85,7 @@ class Recipe(BaseRecipe):
         remedies = {"class-weights": self.class_weights, "logit-adjust": self.logit_adjust, "sampling": sampling}
         if len(given := [f"--{name} {value}" for name, value in remedies.items() if value]) > 1:
             raise ValueError(f"{' and '.join(given)} would correct the same imbalance twice: use one of them")
-        if self.smoothing and "threshold" in parse(self.loss).arguments:
+        if self.smoothing and parse(self.loss).arguments.get("threshold") is not None:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
         for name, least in (("teacher_size", 0), ("teacher_top", 1)):
             if getattr(self, name) < least:
