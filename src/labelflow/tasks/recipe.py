@@ -52,8 +52,8 @@ class Recipe(BaseRecipe):
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels or --teacher."""
     loss: str = "ce"
-    """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
-    DeiT III's) or asl (asymmetric, for several labels an image)."""
+    """The loss: ce (cross-entropy), bce (binary, each class on its own; bce(threshold=0) is DeiT III's) or asl
+    (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
     teacher: str = ""
