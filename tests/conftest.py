@@ -1,5 +1,6 @@
 """Settings for every test: offline, seeded, the same examples each time, a cache of their own."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -13,6 +14,16 @@ import torch
 
 hypothesis.settings.register_profile("labelflow", deadline=None, max_examples=40, derandomize=True)
 hypothesis.settings.load_profile("labelflow")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: collecting garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # otherwise Triton reports leaks
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,7 +47,7 @@ def test_training_is_what_the_command_line_trains(run: TrainedRun, tmp_path: Pat
     assert mine == json.loads((tmp_path / "run" / "recipe.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
-    assert run.metrics == {name: last[name] for name in ("top1", "top5", "loss")}
+    assert run.metrics == {name: last[name] for name in ("top1", "top5", "balanced", "loss")}
 
 
 def test_a_run_has_what_a_notebook_wants(run: TrainedRun) -> None:

@@ -47,15 +47,15 @@ def naive(name: str, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     z, p = logits.double(), logits.double().sigmoid()
     total = torch.zeros(logits.shape[:-1], dtype=torch.double)
     for c in range(logits.shape[-1]):
-        y, there = labels[..., c].double(), p[..., c]
+        y, there, absent = labels[..., c].double(), p[..., c], torch.zeros(())
         if name == "ce":
-            cost = -y * (z[..., c].exp() / z.exp().sum(-1)).log()
+            present = -(z[..., c].exp() / z.exp().sum(-1)).log()
         elif name == "bce":
-            cost = -(y * there.log() + (1 - y) * (1 - there).log()) / logits.shape[-1]
+            present, absent = -there.log() / logits.shape[-1], -(1 - there).log() / logits.shape[-1]
         else:
             shifted = (there - 0.05).clamp(min=0)
-            cost = -(y * (1 - there) * there.log() + (1 - y) * shifted**4 * (1 - shifted).log())
-        total = total + weights[c].double() * cost
+            present, absent = -(1 - there) * there.log(), -(shifted**4) * (1 - shifted).log()
+        total = total + weights[c].double() * y * present + (1 - y) * absent
     return total
 
 
@@ -85,6 +85,8 @@ def test_losses_are_timm_s() -> None:
     assert_close(summed, BinaryCrossEntropy(0.0, target_threshold=0.2, sum_classes=True)(logits, soft))
     weights = torch.rand(10)
     assert_close(lf.make_loss("ce", weights)(logits, soft).mean(), F.cross_entropy(logits, soft, weight=weights))
+    weighted = F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
+    assert_close(lf.make_loss("bce", weights)(logits, y).mean(), weighted)
 
 
 def test_a_mixed_label_s_parts_count_by_their_own_weights() -> None:

@@ -188,7 +188,7 @@ def smaller(recipe: Recipe, labels: Path, teacher: str) -> Recipe:
         image_size=image_size,
         sizes=tuple(size * image_size // recipe.data.image_size for size in recipe.data.sizes),
         teacher=teacher if recipe.teacher else "",
-        teacher_size=32,
+        teacher_size=32 if recipe.teacher else 0,
         workers=0,
         batch=8,
         micro_batch=4,

@@ -129,8 +129,9 @@ LOSSES = {"ce": CrossEntropy, "bce": BinaryCrossEntropy, "asl": Asymmetric}
 class Loss:
     """Compares logits (..., C) with soft labels (..., C) or sparse ones: one number a sample or token, (...).
 
-    weights (C,) multiply each class's part: -Σ_c w_c·y_c·log p_c, so that of a mixed label share·a + (1-share)·b the
-    part of a counts w_a times and that of b w_b times. log_prior (C,) is added to the logits (logit adjustment).
+    weights (C,) multiply each class's part of a label, -Σ_c w_c·y_c·log p_c, so that of share·a + (1-share)·b the part
+    of a counts w_a times and that of b w_b times; what is not there counts as ever (torch's `pos_weight`).
+    log_prior (C,) is added to the logits (logit adjustment).
 
     >>> logits, labels = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.5, 0.5, 0.0]])
     >>> Loss()(logits, labels)
@@ -143,6 +144,11 @@ class Loss:
     weights: Tensor | None = None
     log_prior: Tensor | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is cross-entropy and nothing else."""
+        return isinstance(self.costs, CrossEntropy) and self.weights is None and self.log_prior is None
+
     def __call__(self, logits: Tensor, labels: Tensor | Sparse) -> Tensor:
         if self.log_prior is not None:
             logits = logits.float() + _beside(self.log_prior, logits)
@@ -154,8 +160,7 @@ class Loss:
             labels = (labels > self.costs.threshold).float()
         present, absent = self.costs(logits)
         if self.weights is not None:
-            weights = _beside(self.weights, logits)
-            present, absent = present * weights, None if absent is None else absent * weights
+            present = present * _beside(self.weights, logits)
         if absent is None:
             return _inner(labels, present)
         return absent.sum(-1) + _inner(labels, present - absent)

@@ -28,7 +28,7 @@ import torch
 import labelflow.tasks.detect.task
 import labelflow.tasks.segment.task  # noqa: F401  (before the forks)
 from labelflow import files
-from labelflow.data import Data
+from labelflow.data import Data, World
 from labelflow.engine import Training, checkpoint
 from labelflow.tasks import AnyRecipe, DetectRecipe, Recipe, SegmentRecipe, train_run
 from labelflow.tasks.detect.settings import DetectData, Sizes
@@ -36,6 +36,7 @@ from labelflow.tasks.segment.settings import SegmentData
 
 TRAINING = Training(epochs=4, batch=16, micro_batch=8, warmup_epochs=1, ema=0.9, save_updates=2, log_updates=1, keep=2)
 SHORT = replace(TRAINING, epochs=2, batch=8, micro_batch=4, save_updates=1)
+SIZES = {"train": {"cat": 48, "dog": 24, "fox": 8}, "val": {"cat": 4, "dog": 4, "fox": 4}}
 SWIN = "swin_tiny_patch4_window7_224(embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)"
 RECIPES: dict[str, AnyRecipe] = {
     "classify": Recipe(
@@ -53,10 +54,7 @@ RECIPES: dict[str, AnyRecipe] = {
     "balanced": Recipe(
         model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
         best="balanced",
-        # of 83 scenes, three classes have one more than the others
-        data=Data(
-            source="world(train=83, val=16)", image_size=32, sampling="balanced", repeats=2, erasing=0.5, test_crop=1.0
-        ),
+        data=Data(source="UNBALANCED", image_size=32, sampling="balanced", repeats=2, erasing=0.5, test_crop=1.0),
         training=TRAINING,
     ),
     "finetune": Recipe(  # resumed before, at and after the thaw
@@ -186,12 +184,25 @@ def kill_at(call: int, count: Path | None = None) -> Callable[[], None]:
     return before
 
 
+def unbalanced(folder: Path) -> Path:
+    """Scenes in three folders: 48, 24 and 8 to train on, 4 of each to evaluate on."""
+    world = World("train", 92, 32)
+    places = [(split, name) for split, sizes in SIZES.items() for name, size in sizes.items() for _ in range(size)]
+    for index, (split, name) in enumerate(places):
+        path = folder / split / name / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        world.load(index)[0].save(path)
+    return folder
+
+
 def survived(folder: Path, kills: int, recipe: AnyRecipe, in_saves: bool = False) -> int:
     """How many runs of so many ended as one that was left alone."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(recipe, Recipe) and recipe.teacher:
         recipe = recipe.change(teacher=str(folder / "taught"))
         finish(start(folder / "taught", RECIPES["classify"]))
+    if recipe.data.source == "UNBALANCED":
+        recipe = recipe.change(source=str(unbalanced(folder / "images")))
     begin = time.perf_counter()
     finish(start(folder / "alone", recipe, before=kill_at(0, folder / "steps")))
     seconds = time.perf_counter() - begin

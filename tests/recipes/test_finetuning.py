@@ -76,7 +76,7 @@ def test_weights_without_a_classifier_for_larger_images(tmp_path: Path) -> None:
     assert torch.equal(found["blocks.0.attn.qkv.weight"], weights["blocks.0.attn.qkv.weight"])
 
 
-def test_a_probe_trains_nothing_but_a_linear_classifier() -> None:
+def test_a_probe_s_settings() -> None:
     recipe = find("finetune_dinov2_small_probe").recipe
     assert (recipe.training.freeze, recipe.mixer, recipe.target) == (("backbone",), "none", "plain")
     assert (recipe.training.weight_decay, recipe.drop_path, recipe.smoothing) == (0, 0, 0)

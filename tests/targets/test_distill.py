@@ -65,6 +65,7 @@ def test_which_are_for_images_of_one_class() -> None:
     assert Distill(target="token_label").single_label
     assert not Distill(target="token_label(image_label='given')").single_label
     assert not Distill(kind="features", target="tl_align").single_label
+    assert Distill(kind="features", target="sm_mix").single_label
 
 
 def test_hard_is_cross_entropy_with_the_teacher_s_choice_alone() -> None:
@@ -263,7 +264,4 @@ def test_bad_settings(text: str, message: str) -> None:
 
 def test_others_need_no_teacher() -> None:
     assert [name for name, target in TARGETS.items() if target.teacher] == ["distill"]
-    assert Distill().single_label
-    assert not Distill(kind="features").single_label
-    assert Distill(kind="features", target="sm_mix").single_label
     assert (Distill().teacher, Distill(kind="features").teacher, Plain().teacher) == ("logits", "features", "")

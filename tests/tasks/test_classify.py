@@ -173,3 +173,30 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     for name, value in fresh.state_dict().items():
         assert torch.equal(task.student.model.state_dict()[name], value)
     assert all(parameter.grad is None for parameter in task.student.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"target": "tl_align"},
+            r"makes every label 0 or 1, so the target tl_align would make no difference.*--loss bce",
+        ),
+        ({"target": "transmix"}, "the target transmix would make no difference"),
+        ({"target": "distill(target='tl_align')", "teacher": "resnet18=random"}, "would make no difference"),
+        ({"target": "token_label", "teacher": "resnet18=random"}, "or a wrong one: --loss bce"),
+    ],
+)
+def test_labels_of_0_and_1_have_no_shares_and_no_places(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Classification(TINY.change(loss="bce(threshold=0)", smoothing=0.0, **settings))
+
+
+def test_plain_targets_take_labels_of_0_and_1() -> None:
+    Classification(TINY.change(loss="bce(threshold=0)", smoothing=0.0, target="plain"))
+    assert TINY.change(loss="bce(threshold=None)").smoothing == 0.1
+
+
+def test_a_teacher_s_settings_need_a_teacher() -> None:
+    with pytest.raises(ValueError, match="are for a --teacher, and there is none"):
+        Classification(TINY.change(teacher_size=64))

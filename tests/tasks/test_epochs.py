@@ -177,7 +177,7 @@ CAIT = "cait_xxs24_224(embed_dim=24, depth=1, num_heads=2, patch_size=8)"
         ({"sizes": (0, 32)}, "must be at least 1, not 0"),
         ({"model": SWIN, "sizes": (18, 32)}, r"does not take images of 18×18 pixels|patches of 4×4 pixels"),
         ({"model": CAIT, "sizes": (16, 32), "target": "plain"}, r"does not take images of 16×16 .* match model \(32\)"),
-        ({"mixer": "random_patches(patch=16)", "sizes": (24, 32)}, "16"),
+        ({"mixer": "random_patches(patch=16)", "sizes": (24, 32)}, "24×24 pixels do not divide into patches of 16×16"),
         ({"mix_off_epoch": 3}, "--mix-off-epoch 3 lies beyond the run, whose epochs are numbered from 0 to 2"),
         ({"mix_off_epoch": -1}, "mix_off_epoch must be at least 0"),
     ],

@@ -114,7 +114,7 @@ class TestDenseLabels:
         labels = online.teacher.labels(batch, online.student)  # all three classes, as teacher_top has it
         logits, grid = place_logits(online.teacher.model, batch)
         assert grid == (2, 2)
-        assert_close(labels.tokens.dense(3), logits.sigmoid())
+        assert_close(labels.tokens.dense(3), logits.sigmoid(), atol=1e-3, rtol=0)  # in half precision
 
 
 class TestRefusals:

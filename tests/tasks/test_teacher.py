@@ -249,7 +249,7 @@ def test_a_run_from_the_command_line(
         ("distill", ["--labels", "labels"], "the target distill does not use --labels"),
         ("distill", ["--teacher", "test_resnet=random"], "10 of the data's 10 classes are unknown to test_resnet"),
         ("distill", ["--teacher", "runs/nothing"], "runs/nothing is not a run: there is no such folder"),
-        ("distill", ["--teacher", "resnet_eighteen=random"], "resnet_eighteen"),
+        ("distill", ["--teacher", "resnet_eighteen=random"], "timm has no model 'resnet_eighteen'"),
         ("distill", ["--teacher-size", "-1"], "teacher_size must be at least 0, not -1"),
         ("token_label", ["--teacher-top", "0"], "teacher_top must be at least 1, not 0"),
     ],

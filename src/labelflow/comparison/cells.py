@@ -31,6 +31,7 @@ from labelflow.layers import is_compute
 from labelflow.process import is_main_process
 from labelflow.recipes.methods import Method
 from labelflow.settings import flat
+from labelflow.spec import split as split_outside
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.checks import weights_file
 from labelflow.tasks.recipe import UNITS, read_recipe
@@ -156,6 +157,8 @@ def run_cell(cell: Cell, out: Path, quiet: bool = False, last: bool = True, fini
 def _without_paths(recipe: Recipe) -> Recipe:
     names = {name: Path(getattr(recipe.data, name)).name for name in ("source", "root", "labels")}
     files = {name: Path(getattr(recipe, name)).name for name in ("init", "class_weights")}
+    model, *weights = split_outside(recipe.teacher, "=")
+    files["teacher"] = "=".join(Path(part).name for part in (model, *weights))
     return recipe.change(**names, **files)
 
 

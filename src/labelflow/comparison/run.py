@@ -134,7 +134,8 @@ def _pace(recipe: Recipe) -> list[object]:
     """The settings that decide the time of a step."""
     training = recipe.training
     how = [training.micro_batch, training.optimizer, training.precision, training.compile, training.checkpointing]
-    return [recipe.model, recipe.mixer, recipe.target, recipe.data.image_size, *how]
+    what = [recipe.model, recipe.mixer, recipe.target, recipe.loss, recipe.teacher, recipe.teacher_size]
+    return [*what, recipe.data.image_size, *training.freeze, *how]
 
 
 def _speeds(options: Compare, cells: list[Cell], quiet: bool) -> dict[str, float]:

@@ -61,7 +61,8 @@ class _Step:
     """An update of one method: mixing, targets, backward, optimiser."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe.change(batch=recipe.training.micro_batch, workers=0)
+        # one size, with mixing: a run given in updates has fewer epochs here
+        self.recipe = recipe.change(batch=recipe.training.micro_batch, workers=0, sizes=(), mix_off_epoch=0)
         self.task = Classification(self.recipe, tell=lambda text: None)
         self.mixers = [(weight, make_mixer(mixer)) for weight, mixer in mixture(recipe.mixer)]
         self.accelerator = make_accelerator(self.recipe.training)

@@ -72,7 +72,8 @@ class Data:
     size given twice lasts twice as long. None: image_size throughout."""
     crop: Literal["resized", "simple"] = "resized"
     """resized: a random part of the image (scale, ratio), stretched to a square; simple: DeiT III's Simple Random Crop,
-    all of its shorter side and a place along the longer one, give or take 4 mirrored pixels."""
+    all of its shorter side and a place along the longer one, give or take 4 mirrored pixels; scale and ratio do not
+    matter then."""
     scale: tuple[float, float] = (0.08, 1.0)
     """Part of the image's area that a random crop shows."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -92,7 +93,7 @@ class Data:
     """How images are resized; random concerns training only."""
     sampling: str = "uniform"
     """Which samples an epoch has: uniform, each once; balanced, as many of each class; sqrt or power(p=0.5), between
-    the two; repeat_factor(threshold=0.001), images of rarer classes several times. It is as long as ever."""
+    the two; repeat_factor(threshold=0.001), images of rarer classes several times. An epoch keeps its length."""
     repeats: int = 1
     """Repeated augmentation: views of a sample in an epoch, which then shows 1/repeats of the samples."""
     test_crop: float = 0.875

@@ -165,6 +165,8 @@ class Training:
             raise ValueError(f"layer_decay must lie in (0, 1] (1: the same for all layers), not {self.layer_decay}")
         if not 0 <= self.layer_decay_min_scale <= 1:
             raise ValueError(f"layer_decay_min_scale must lie in [0, 1], not {self.layer_decay_min_scale}")
+        if self.layer_decay_min_scale and self.layer_decay == 1:
+            raise ValueError("layer_decay_min_scale is for --layer-decay, which is 1: all layers have the same rate")
         if not (self.head_lr > 0 and math.isfinite(self.head_lr)):
             raise ValueError(f"head_lr must be positive and finite, not {self.head_lr}")
         for text in self.freeze:

@@ -33,7 +33,7 @@ class Distill:
 
     dense = False  # unless the other target's are
     teacher: Teaching = "logits"
-    single_label = True  # answers are of one class an image; features are not
+    single_label = False  # unless the teacher's likeliest class is wanted, or the other target is
 
     def __init__(self, kind: Kind = "soft", alpha: float = 0.5, tau: float = 1.0, target: str = "plain") -> None:
         if kind not in ("soft", "hard", "features"):
@@ -49,7 +49,6 @@ class Distill:
         self.dense = self.target.dense
         self.single_label = kind == "hard" or getattr(self.target, "single_label", False)
         self.teacher = "features" if kind == "features" else "logits"
-        self.single_label = kind != "features" or getattr(self.target, "single_label", False)
 
     def student(self, model: nn.Module) -> Student:
         return self.target.student(model).add("features" if self.kind == "features" else "distillation")

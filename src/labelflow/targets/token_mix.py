@@ -32,8 +32,8 @@ class TokenMixTarget:
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert truth.dense is not None
-        if truth.loss.weights is not None or truth.loss.log_prior is not None:
-            raise ValueError("token_mix has a loss of its own, without class weights and logit adjustment")
+        if not truth.loss.is_plain:
+            raise ValueError("token_mix has a loss of its own, without class weights and logit adjustment: --loss ce")
         rest = truth.classes.amin(1, keepdim=True)  # what smoothing gave to every class, of images and tokens alike
         own, pasted = shown(class_map(truth.dense, truth.classes.argmax(1), rest), mix)  # (B,) each
         above = truth.classes - rest

@@ -7,6 +7,19 @@ import timm
 from labelflow.engine import Run, Training
 from labelflow.engine.optim import check_optimizer
 from labelflow.engine.run import CONFIG
+from labelflow.spec import parse
+from labelflow.targets import Plain, Target
+from labelflow.tasks.recipe import Recipe
+
+
+def check_threshold(recipe: Recipe, target: Target) -> None:
+    """A loss that makes every label 0 or 1 leaves nothing of shares, and dense labels name every class a little."""
+    threshold = parse(recipe.loss).arguments.get("threshold")
+    if threshold is not None and not isinstance(getattr(target, "target", target), Plain):
+        raise ValueError(
+            f"--loss {recipe.loss} makes every label 0 or 1, so the target {recipe.target} would make no difference, "
+            "or a wrong one: --loss bce keeps labels as they are"
+        )
 
 
 def check_training(training: Training, samples: int) -> None:
@@ -40,7 +53,7 @@ def weights_file(init: str) -> str:
     return str(Run(init).weights()) if init and Path(init).is_dir() else init
 
 
-def check_several(classes: list[str], source: str) -> None:
+def check_two_classes(classes: list[str], source: str) -> None:
     if len(classes) < 2:
         raise ValueError(
             f"{source} has one class, {classes[0]!r}; a classifier needs at least two: put the images of each into a "

@@ -50,8 +50,9 @@ from labelflow.tasks.checks import (
     check_classes,
     check_classifier,
     check_colours,
-    check_several,
+    check_threshold,
     check_training,
+    check_two_classes,
     weights_file,
 )
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
@@ -104,6 +105,7 @@ class Classification(Evaluation):
         self.mixer = make_mixer(recipe.mixer)
         self.target: Target = build(recipe.target, TARGETS, "target")
         check_teaching(recipe, self.target)
+        check_threshold(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
         self.classes = list(self.train_source.classes)
@@ -112,7 +114,7 @@ class Classification(Evaluation):
         if self.multi_label:
             check_several_labels(recipe, self.target, self.loss)
         else:
-            check_several(self.classes, recipe.data.source)
+            check_two_classes(self.classes, recipe.data.source)
         check_classes(self.classes, list(self.eval_source.classes), "the evaluation data")
         self.samples = len(self.train_source)
         check_training(recipe.training, self.samples)
@@ -141,7 +143,8 @@ class Classification(Evaluation):
         self.labellers = self._labellers() if recipe.data.labels else {}  # by the size of images
         for size in self.sizes:
             self._rehearse(size)
-        self.labels = self.labellers[size].store.checksum if self.labellers else ""  # which dense labels these are
+        stores = [labeller.store for labeller in self.labellers.values()]  # the same at every size
+        self.labels = stores[0].checksum if stores else ""  # which dense labels these are
         self.file_check = FileCheck([])
 
     @property

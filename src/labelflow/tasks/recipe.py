@@ -52,8 +52,8 @@ class Recipe(BaseRecipe):
     target: Annotated[str, arg(help=f"What it is trained on: {', '.join(TARGETS)}.")] = "tl_align"
     """What it is trained on, such as plain or tl_align; some targets need --labels or --teacher."""
     loss: str = "ce"
-    """What compares logits with labels: ce (cross-entropy), bce (binary, every class for itself; bce(threshold=0) is
-    DeiT III's) or asl (asymmetric, for several labels an image)."""
+    """The loss: ce (cross-entropy), bce (binary, each class on its own; bce(threshold=0) is DeiT III's) or asl
+    (asymmetric, for several labels an image)."""
     smoothing: float = 0.1
     """Label smoothing."""
     teacher: str = ""
@@ -85,7 +85,7 @@ class Recipe(BaseRecipe):
         remedies = {"class-weights": self.class_weights, "logit-adjust": self.logit_adjust, "sampling": sampling}
         if len(given := [f"--{name} {value}" for name, value in remedies.items() if value]) > 1:
             raise ValueError(f"{' and '.join(given)} would correct the same imbalance twice: use one of them")
-        if self.smoothing and "threshold" in parse(self.loss).arguments:
+        if self.smoothing and parse(self.loss).arguments.get("threshold") is not None:
             raise ValueError(f"{self.loss} makes every label 0 or 1, smoothed or not: set --smoothing 0")
         for name, least in (("teacher_size", 0), ("teacher_top", 1)):
             if getattr(self, name) < least:

@@ -28,6 +28,7 @@ from labelflow.sparse import TokenLabels
 from labelflow.targets import Target, Taught
 from labelflow.tasks.recipe import Recipe
 
+TOP = Recipe.teacher_top
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -144,6 +145,8 @@ def check_teaching(recipe: Recipe, target: Target) -> None:
         raise ValueError(f"the target {recipe.target} needs dense labels: {how_to_label(recipe)}")
     if labels and not target.dense:
         raise ValueError(f"the target {recipe.target} does not use --labels; token_label, for example, does")
+    if not teacher and (recipe.teacher_size or recipe.teacher_top != TOP):
+        raise ValueError("--teacher-size and --teacher-top are for a --teacher, and there is none")
     if teacher and not (target.teacher or target.dense):
         raise ValueError(f"the target {recipe.target} has no use for --teacher; distill, for example, does")
     if teacher and labels and not target.teacher:
