@@ -19,7 +19,7 @@ CAT, DOG, FOX = 0, 1, 2
 def sheet(monkeypatch: pytest.MonkeyPatch, *maps: list[list[int]], classes: int = 3) -> Image.Image:
     """Black images with certain labels."""
     found = [
-        LabelMap(Image.new("RGB", (8, 8)), 0, np.array(cells), np.ones(np.shape(cells), np.float32)) for cells in maps
+        LabelMap(Image.new("RGB", (8, 8)), "cat", np.array(cells), np.ones(np.shape(cells), np.float32)) for cells in maps
     ]
     monkeypatch.setattr(label_maps, "read_map", lambda store, source, index: found[index])
     names: Any = SimpleNamespace(manifest=SimpleNamespace(classes=tuple(f"class {n}" for n in range(classes))))
@@ -59,7 +59,7 @@ def test_the_legend_has_all_classes_of_the_sheet(monkeypatch: pytest.MonkeyPatch
 
 
 def test_surer_cells_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
-    sure = LabelMap(Image.new("RGB", (8, 8)), 0, np.zeros((1, 2), int), np.array([[1.0, 0.0]], np.float32))
+    sure = LabelMap(Image.new("RGB", (8, 8)), "cat", np.zeros((1, 2), int), np.array([[1.0, 0.0]], np.float32))
     monkeypatch.setattr(label_maps, "read_map", lambda store, source, index: sure)
     names: Any = SimpleNamespace(manifest=SimpleNamespace(classes=("cat",)))
     page = label_picture(names, [sure], 1)  # type: ignore[list-item,arg-type]
