@@ -19,7 +19,8 @@ CAT, DOG, FOX = 0, 1, 2
 def sheet(monkeypatch: pytest.MonkeyPatch, *maps: list[list[int]], classes: int = 3) -> Image.Image:
     """Black images with certain labels."""
     found = [
-        LabelMap(Image.new("RGB", (8, 8)), "cat", np.array(cells), np.ones(np.shape(cells), np.float32)) for cells in maps
+        LabelMap(Image.new("RGB", (8, 8)), "cat", np.array(cells), np.ones(np.shape(cells), np.float32))
+        for cells in maps
     ]
     monkeypatch.setattr(label_maps, "read_map", lambda store, source, index: found[index])
     names: Any = SimpleNamespace(manifest=SimpleNamespace(classes=tuple(f"class {n}" for n in range(classes))))
