@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 import labelflow
 from helpers import pack
 from labelflow.comparison import make_cells
-from labelflow.comparison.cells import Cell, code_version, run_cell
+from labelflow.comparison.cells import Cell, _without_paths, code_version, run_cell
 from labelflow.comparison.speed import measure_speeds
 from labelflow.data import Data
 from labelflow.engine import Training
@@ -220,3 +220,17 @@ def test_speeds_are_relative_to_the_first() -> None:
     assert (speeds["cutmix"].ratio, speeds["cutmix"].low, speeds["cutmix"].high) == (1.0, 1.0, 1.0)
     assert speeds["tl_align"].low <= speeds["tl_align"].ratio <= speeds["tl_align"].high
     assert told == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("teacher", "kept"),
+    [("/home/me/runs/big", "big"), ("resnet50(width=1)=/home/me/w.pth", "resnet50(width=1)=w.pth"), ("", "")],
+)
+def test_a_cell_s_file_has_no_paths_of_teachers(teacher: str, kept: str) -> None:
+    assert _without_paths(RECIPE.change(teacher=teacher)).teacher == kept
+
+
+def test_speeds_do_not_depend_on_the_epoch() -> None:
+    """In so many updates of micro-batches there are fewer epochs, and mixing would end beyond them."""
+    recipe = RECIPE.change(epochs=0, updates=20, warmup_epochs=0, batch=8, micro_batch=4, mix_off_epoch=4)
+    assert measure_speeds({"cutmix": recipe}, rounds=1)["cutmix"].ratio == 1

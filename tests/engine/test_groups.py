@@ -235,3 +235,8 @@ class Silent(nn.Module):
 def test_models_that_do_not_say_what_their_parts_are(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parameter_groups(Silent(), Training(**settings))
+
+
+def test_a_least_scale_is_for_layer_decay() -> None:
+    with pytest.raises(ValueError, match="layer_decay_min_scale is for --layer-decay, which is 1"):
+        Training(layer_decay_min_scale=0.1)

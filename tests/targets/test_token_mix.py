@@ -146,3 +146,10 @@ def test_a_model_learns() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("loss", [lf.make_loss("asl"), lf.make_loss("bce"), lf.make_loss("ce", torch.ones(C))])
+def test_it_has_a_loss_of_its_own(loss: lf.Loss) -> None:
+    mix = box_mix(torch.rand(4, 3, 32, 32))
+    with pytest.raises(ValueError, match="token_mix has a loss of its own"):
+        TokenMixTarget()(Output(torch.ones(4, C)), truth_for(4, 16)._replace(loss=loss), mix)
