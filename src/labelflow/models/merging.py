@@ -56,14 +56,14 @@ def match(key: Tensor, r: int, prefix: int) -> Tensor:
 
 def sizes(place: Tensor, tokens: int) -> Tensor:
     """How many of the first tokens each token stands for: (B, N₀) -> (B, N), integers"""
-    return place.new_zeros(len(place), tokens).scatter_add(1, place, torch.ones_like(place))
+    return place.new_zeros(place.shape[0], tokens).scatter_add(1, place, torch.ones_like(place))
 
 
 def merge(x: Tensor, size: Tensor, target: Tensor, tokens: int) -> Tensor:
     """Σ sᵢxᵢ / Σ sᵢ over those that go to the same place: x (B, N, D), size and target (B, N) -> (B, M, D)"""
     size, target = size.unsqueeze(-1).to(x.dtype), target.unsqueeze(-1)
-    total = x.new_zeros(len(x), tokens, 1).scatter_add(1, target, size)
-    merged = x.new_zeros(len(x), tokens, x.shape[2]).scatter_add(1, target.expand_as(x), x * size)
+    total = x.new_zeros(x.shape[0], tokens, 1).scatter_add(1, target, size)
+    merged = x.new_zeros(x.shape[0], tokens, x.shape[2]).scatter_add(1, target.expand_as(x), x * size)
     return merged / total
 
 
@@ -144,10 +144,13 @@ def schedule(r: int | Sequence[float], depth: int) -> list[int]:
     >>> schedule(13, 3), schedule((13, -1), 5)
     ([13, 13, 13], [26, 19, 13, 6, 0])
     """
-    pair = (r, 0.0) if isinstance(r, int) else r
-    if isinstance(pair, str) or len(pair) != 2 or pair[0] != int(pair[0]) or pair[0] < 0 or not -1 <= pair[1] <= 1:
-        raise ValueError(f"tokens to merge in a block are a number, 13, or (13, inflect) with -1 ≤ inflect ≤ 1, not {r!r}")
-    mean, inflect = pair
+    match r:
+        case int(mean) if mean >= 0:
+            inflect = 0.0
+        case [int(mean), int() | float() as inflect] if mean >= 0 and -1 <= inflect <= 1:
+            pass
+        case _:
+            raise ValueError(f"merge_tokens is a number, 13, or (13, inflect) with inflect from -1 to 1, not {r!r}")
     steps = max(depth - 1, 1)
     return [int(mean * (1 - inflect) + 2 * mean * inflect * block / steps) for block in range(depth)]
 
@@ -167,9 +170,15 @@ def merge_tokens(model: nn.Module, r: int | Sequence[float] = 13) -> None:
     ):
         kind = next((type(block).__name__ for block in blocks if type(block) not in BLOCKS), "")
         raise ValueError(
-            f"tokens are merged in timm's VisionTransformer with plain blocks (ViT, DeiT, LV-ViT), not in "
+            f"merge_tokens is for timm's VisionTransformer with plain blocks (ViT, DeiT, LV-ViT), not for "
             f"{type(model).__name__}{f' with {kind}' if kind else ''}"
         )
     for block, merged in zip(blocks, schedule(r, len(blocks)), strict=True):
         block.__class__, block.attn.__class__ = Block, Attention
         block.match, block.last = Match(merged, model.num_prefix_tokens), block is blocks[-1]
+
+
+def require_all_tokens(model: nn.Module, who: str) -> None:
+    """ValueError if a model merges tokens, for what has no use of merged ones."""
+    if any(isinstance(module, Match) and module.r for module in model.modules()):
+        raise ValueError(f"{who} a model that merges no tokens: give it without merge_tokens, its weights are the same")
