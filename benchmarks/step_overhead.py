@@ -5,8 +5,8 @@ the same step with `Aligned`, and (for ViT, Swin, PVT) a naive dense version, in
 
 Time is the process's CPU time on one thread, as a ratio to the plain step beside it; "labels" is what moving labels
 took inside the aligned steps themselves, which noise between steps cannot touch. With `--merge-tokens 13` the naive
-version makes way for a model that merges 13 tokens in each block, alone ("merging") and aligned ("both"). Memory is the peak above what was held
-before the step. Prints a table, and writes out/step_overhead.json and .png.
+version makes way for a model that merges 13 tokens in each block, alone ("merging") and aligned ("both"). Memory is the
+peak above what was held before the step. Prints a table, and writes out/step_overhead.json and .png.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def steps(name: str, batch: int, merge: int) -> dict[str, Step]:
         logits, share = aligned(mix.apply(images), mix.share)
         return F.cross_entropy(logits, mix.blend(y, share))
 
-    ways = {
+    ways: dict[str, Step] = {
         "plain": partial(plain_step, timm.create_model(name)),
         "aligned": partial(aligned_step, lf.Aligned(timm.create_model(name))),
     }
@@ -173,7 +173,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, help="timm model names")
     parser.add_argument("--batch", type=int, default=8, help="images in a step")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
-    parser.add_argument("--merge-tokens", type=int, default=0, help="also steps in which each block merges so many tokens")
+    parser.add_argument(
+        "--merge-tokens", type=int, default=0, help="also steps in which each block merges so many tokens"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for JSON and plot")
     args = parser.parse_args()
 

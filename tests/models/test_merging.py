@@ -1,4 +1,4 @@
-"""Token merging: matching against a loop, the model against one that is written from the paper, and labels with both."""
+"""Token merging: against a loop, a model written from the paper, and labels that are carried through it."""
 
 import copy
 from collections.abc import Callable
@@ -141,6 +141,19 @@ def test_layers_that_are_left_out_merge_all_the_same() -> None:
     assert_close(last, torch.full((4,), 0.3))
 
 
+def test_r_may_change_after_attaching() -> None:
+    model, images = build("merging, average"), images_for("merging")
+    share = box_mix(images).share
+    aligned = lf.Aligned(model)
+    lf.merge_tokens(model, (2, 1))
+    _, arrived = aligned(images, share)
+    assert torch.equal(arrived, lf.Aligned(model)(images, share)[1])
+    plain = build("vit")
+    attached = lf.Aligned(plain)
+    with pytest.raises(ValueError, match=r"call merge_tokens before lf\.Aligned"):
+        lf.merge_tokens(attached.model)
+
+
 def test_from_the_command_line_to_a_prediction(tmp_path: Path) -> None:
     """A run says that its model merges, and is loaded so; its weights are a plain model's."""
     model = TINY["model"].replace("(", "(merge_tokens=(3, -1), ")
@@ -160,7 +173,10 @@ def test_from_the_command_line_to_a_prediction(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda: create("swin_tiny_patch4_window7_224(depths=(1, 1), merge_tokens=13)"), r"VisionTransformer .*not for SwinTransform"),
+        (
+            lambda: create("swin_tiny_patch4_window7_224(depths=(1, 1), merge_tokens=13)"),
+            r"VisionTransformer .*not for SwinTransform",
+        ),
         (lambda: create("vit_small_patch16_18x2_224(depth=1, merge_tokens=1)"), "with ParallelThingsBlock"),
         (lambda: create("vit_tiny_patch16_224(merge_tokens=-1)"), r"a number, 13, or \(13, inflect\) .* not -1"),
         (lambda: create("vit_tiny_patch16_224(merge_tokens=(13, 2))"), r"from -1 to 1, not \(13, 2\)"),

@@ -1,13 +1,12 @@
 """Token merging (Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023), for timm's ViTs as they are.
 
-In every block, between attention and MLP, r tokens are merged into those that are most similar to them. A merged token is
-the mean of the patches that it stands for, and counts as many times in attention as there are. What leaves the last block
-is every patch again, those of one token alike: averages and attention pooling count tokens by their sizes without knowing
-of them, and token labels find every place of the grid. There are no new weights: a `state_dict` goes from a model that
+In every block, between attention and MLP, r tokens are merged into those that are most similar to them. A merged token
+is the mean of the patches that it stands for, and counts as often in attention. What leaves the last block is every
+patch again, those of one token alike: averages and attention pooling count tokens by their sizes without knowing of
+them, and token labels find every place of the grid. There are no new weights: a `state_dict` goes from a model that
 merges to one that does not, and back.
 
-Shapes: B batch, A heads, N tokens, M tokens after a merge, N₀ tokens at first, P of them without a place in the image, D
-width.
+Shapes: B batch, A heads, N tokens, M tokens after a merge, N₀ tokens at first, D width; P tokens have no place.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,8 @@ class Tokens(NamedTuple):
 def match(key: Tensor, r: int, prefix: int) -> Tensor:
     """Bipartite soft matching (Section 3): where each token (B, N, D) goes among the N - r after a merge, (B, N).
 
-    Each token at an even place has its nearest one at an odd place, by cosine. The r nearest pairs are merged. The first
-    P = `prefix` tokens are not, and stay in front; behind them come the even tokens that are left, then the odd ones.
+    Each token at an even place has its nearest one at an odd place, by cosine. The r nearest pairs are merged. The
+    first P = `prefix` tokens are not, and stay in front; then come the even ones that are left, then the odd ones.
     """
     key = F.normalize(key.float(), dim=-1)
     even, odd = (prefix + 1) // 2, prefix // 2  # of the prefix
@@ -94,7 +93,7 @@ class Match(nn.Module):
 class Attention(layers.Attention):
     """timm's, with a bias for each key, and the mean over heads of its keys as a second result."""
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, N, D), (B, 1, 1, N) -> (B, N, D), (B, N, D/A)"""
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
@@ -118,7 +117,7 @@ class Block(vision_transformer.Block):
     match: Match
     last: bool
 
-    def forward(self, tokens: Tensor | Tokens) -> Tensor | Tokens:  # type: ignore[override]
+    def forward(self, tokens: Tensor | Tokens) -> Tensor | Tokens:
         x, place = tokens if isinstance(tokens, Tokens) else (tokens, None)
         count, left = x.shape[1], self.match.remaining(x.shape[1])
         size = None if place is None else sizes(place, count)
@@ -135,7 +134,7 @@ class Block(vision_transformer.Block):
         return unmerge(x, place) if self.last else Tokens(x, place)
 
 
-BLOCKS = (vision_transformer.Block, lvvit.Block, Block)
+KNOWN = (vision_transformer.Block, lvvit.Block, Block, layers.Attention, Attention)
 
 
 def schedule(r: int | Sequence[float], depth: int) -> list[int]:
@@ -156,8 +155,10 @@ def schedule(r: int | Sequence[float], depth: int) -> list[int]:
 
 
 def merge_tokens(model: nn.Module, r: int | Sequence[float] = 13) -> None:
-    """Make one of timm's ViTs (ViT, DeiT, distilled or not, DeiT III, AugReg; LV-ViT) merge r tokens in each of its
-    blocks; (r, inflect): fewer and fewer, or more and more, -1 being from 2·r to 0. 0: none again, bit for bit as before.
+    """Make one of timm's ViTs (ViT, DeiT, distilled or not, DeiT III, AugReg; LV-ViT) merge r tokens in each block.
+
+    r: a number, or (r, inflect) for a line from r·(1 - inflect) in the first block to r·(1 + inflect) in the last; at
+    most half of the patches are merged at once. 0: none again, and the model is as before, bit for bit.
 
     >>> import timm, labelflow as lf
     >>> model = timm.create_model("deit_tiny_patch16_224")
@@ -165,17 +166,20 @@ def merge_tokens(model: nn.Module, r: int | Sequence[float] = 13) -> None:
     >>> aligned = lf.Aligned(model)  # labels are merged, too
     """
     blocks: Any = getattr(model, "blocks", ())
-    if not isinstance(model, vision_transformer.VisionTransformer) or not all(
-        type(block) in BLOCKS and type(block.attn) in (layers.Attention, Attention) for block in blocks
-    ):
-        kind = next((type(block).__name__ for block in blocks if type(block) not in BLOCKS), "")
+    parts = [part for block in blocks for part in (block, getattr(block, "attn", None))]
+    other = [type(part).__name__ for part in parts if type(part) not in KNOWN]
+    if other or not isinstance(model, vision_transformer.VisionTransformer):
         raise ValueError(
             f"merge_tokens is for timm's VisionTransformer with plain blocks (ViT, DeiT, LV-ViT), not for "
-            f"{type(model).__name__}{f' with {kind}' if kind else ''}"
+            f"{type(model).__name__}{f' with {other[0]}' if other else ''}"
         )
+    if any(block._forward_hooks for block in blocks if type(block) is not Block):
+        raise ValueError("something watches this model's blocks already: call merge_tokens before lf.Aligned")
     for block, merged in zip(blocks, schedule(r, len(blocks)), strict=True):
-        block.__class__, block.attn.__class__ = Block, Attention
-        block.match, block.last = Match(merged, model.num_prefix_tokens), block is blocks[-1]
+        if type(block) is not Block:
+            block.__class__, block.attn.__class__ = Block, Attention
+            block.match, block.last = Match(merged, model.num_prefix_tokens), block is blocks[-1]
+        block.match.r = merged
 
 
 def require_all_tokens(model: nn.Module, who: str) -> None:
