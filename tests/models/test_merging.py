@@ -165,7 +165,7 @@ def test_from_the_command_line_to_a_prediction(tmp_path: Path) -> None:
         assert not torch.allclose(plain(images), classifier.model(images))
         lf.merge_tokens(plain, (3, -1))
         assert torch.equal(plain(images), classifier.model(images))
-    with pytest.raises(ValueError, match=r"timm's format.* needs a model that merges no tokens: give it without merge"):
+    with pytest.raises(ValueError, match=r"timm's format.* needs a model that merges no tokens: omit merge_tokens"):
         lf.export(run.folder, "timm")
     assert "merge_tokens" not in resolve(str(run.folder)).arguments  # maps need all tokens
 
@@ -181,8 +181,14 @@ def test_from_the_command_line_to_a_prediction(tmp_path: Path) -> None:
         (lambda: create("vit_tiny_patch16_224(merge_tokens=-1)"), r"a number, 13, or \(13, inflect\) .* not -1"),
         (lambda: create("vit_tiny_patch16_224(merge_tokens=(13, 2))"), r"from -1 to 1, not \(13, 2\)"),
         (lambda: create("vit_tiny_patch16_224(merge_tokens='all')"), "not 'all'"),
-        (lambda: presence(build("merging"), images_for("merging")), "presence .* merges no tokens: give it without"),
-        (lambda: relevance(build("merging"), images_for("merging"), torch.zeros(4)), "relevance .* merges no tokens"),
+        (
+            lambda: presence(build("merging"), images_for("merging")),
+            "presence needs a model that merges no tokens: omit merge_tokens, the weights are the same",
+        ),
+        (
+            lambda: relevance(build("merging"), images_for("merging"), torch.zeros(4)),
+            "relevance maps need a model that merges no",
+        ),
         (lambda: make_levels("vit_tiny_patch16_224(merge_tokens=3)"), "segmenters and detectors need .* merges no"),
     ],
 )

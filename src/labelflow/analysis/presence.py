@@ -42,7 +42,7 @@ def presence(model: nn.Module, images: Tensor, residual: bool = False, sources: 
     >>> first.name, first.grid, first.values.shape
     ('blocks.0', (14, 14), torch.Size([1, 197]))
     """
-    require_all_tokens(model, "presence is that of the tokens of")
+    require_all_tokens(model, "presence needs")
     aligned = Aligned(model, residual=residual)
     layers, tokens = _pass(aligned, images, 0, sources)
     for begin in range(sources, tokens, sources):

@@ -2,8 +2,8 @@
 
 In every block, between attention and MLP, r tokens are merged into those that are most similar to them. A merged token
 is the mean of the patches that it stands for, and counts as often in attention. What leaves the last block is every
-patch again, those of one token alike: averages and attention pooling count tokens by their sizes without knowing of
-them, and token labels find every place of the grid. There are no new weights: a `state_dict` goes from a model that
+patch again, equal within a token: averages and attention pooling count tokens by their sizes without knowing of them,
+and token labels find every place of the grid. There are no new weights: a `state_dict` goes from a model that
 merges to one that does not, and back.
 
 Shapes: B batch, A heads, N tokens, M tokens after a merge, N₀ tokens at first, D width; P tokens have no place.
@@ -183,6 +183,6 @@ def merge_tokens(model: nn.Module, r: int | Sequence[float] = 13) -> None:
 
 
 def require_all_tokens(model: nn.Module, who: str) -> None:
-    """ValueError if a model merges tokens, for what has no use of merged ones."""
+    """ValueError if a model merges tokens, for those who need each of them."""
     if any(isinstance(module, Match) and module.r for module in model.modules()):
-        raise ValueError(f"{who} a model that merges no tokens: give it without merge_tokens, its weights are the same")
+        raise ValueError(f"{who} a model that merges no tokens: omit merge_tokens, the weights are the same")
