@@ -61,6 +61,13 @@ def test_a_merge_is_that_of_the_definition(prefix: int, patches: int, r: int, se
         assert_close(total, (size[0, prefix:, None] * values[prefix:]).sum(0))  # Σ s·Y over patches is conserved
 
 
+def test_autocast_does_not_round_what_is_matched() -> None:
+    keys = 1 + 0.01 * torch.randn(2, 65, 8)  # cosines that bfloat16 cannot tell apart
+    expected = merging.match(keys, 20, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(merging.match(keys, 20, 1), expected)
+
+
 @settings(max_examples=12)
 @given(st.integers(0, 9), st.sampled_from([0, -1, 1, 0.5]), st.floats(0, 1))
 def test_a_constant_share_stays(r: int, inflect: float, value: float) -> None:

@@ -19,6 +19,7 @@ from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from labelflow.models import lvvit
+from labelflow.models.t2t_tokens import full_precision
 
 
 class Tokens(NamedTuple):
@@ -36,7 +37,8 @@ def match(key: Tensor, r: int, prefix: int) -> Tensor:
     """
     key = F.normalize(key.float(), dim=-1)
     even, odd = (prefix + 1) // 2, prefix // 2  # of the prefix
-    similarity = key[:, ::2] @ key[:, 1::2].mT  # (B, evens, odds)
+    with full_precision(key.device.type):  # in half precision, the nearest ones would all be as near
+        similarity = key[:, ::2] @ key[:, 1::2].mT  # (B, evens, odds)
     similarity[:, :even].fill_(-torch.inf)
     similarity[:, :, :odd].fill_(-torch.inf)
     best, nearest = similarity.max(-1)  # (B, evens)
