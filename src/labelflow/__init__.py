@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SMMix,
         TokenMix,
     )
+    from labelflow.models.merging import merge_tokens
     from labelflow.predictions import Prediction, Predictions
     from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 else:
@@ -76,6 +77,7 @@ __all__ = [
     "flow",
     "load",
     "make_loss",
+    "merge_tokens",
     "mixers",
     "models",
     "robust",
