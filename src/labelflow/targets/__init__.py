@@ -7,6 +7,7 @@ from labelflow.lazy import Registry, exports
 if TYPE_CHECKING:
     from labelflow.targets.base import Target, Taught, Truth
     from labelflow.targets.distill import Distill
+    from labelflow.targets.pal import PAL
     from labelflow.targets.plain import Plain
     from labelflow.targets.relabel import ReLabel
     from labelflow.targets.sm_mix import SMMixTarget
@@ -29,10 +30,12 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "token_mix": "labelflow.targets.token_mix:TokenMixTarget",
         "sm_mix": "labelflow.targets.sm_mix:SMMixTarget",
         "distill": "labelflow.targets.distill:Distill",
+        "pal": "labelflow.targets.pal:PAL",
     }
 )
 
 __all__ = [
+    "PAL",
     "TARGETS",
     "Distill",
     "Plain",
