@@ -61,7 +61,7 @@ def one_cycle(distances: Tensor) -> Tensor:
     """
     left = distances.clone().fill_diagonal_(-torch.inf)
     turns = [left.amax(1).argmax(0, keepdim=True)]  # (1,) each
-    for _ in distances[1:]:
+    for _ in range(len(distances) - 1):
         left.index_fill_(1, turns[-1], -torch.inf)
         turns.append(left[turns[-1]].argmax(1))
     order = torch.cat(turns)

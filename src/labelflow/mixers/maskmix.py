@@ -61,8 +61,7 @@ class MaskMix:
         partner = partners(self.pairing, batch, images.device, generator)
         ratio = draw_beta(self.alpha, draws(self.per, batch), generator)
         own = torch.ceil(ratio * grid[0] * grid[1]).clamp(min=1)  # cells that stay
-        shown = scattered(spread(own, batch), grid, generator).to(
-            images.device, non_blocking=True
-        )  # as bool: few bytes
-        share = shown.float().repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+        shown = scattered(spread(own, batch), grid, generator)  # (B, h, w) bool
+        share = shown.to(images.device, non_blocking=True).float()
+        share = share.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
         return Mix(partner, share[:, None, :height, :width])
