@@ -23,7 +23,14 @@ from labelflow.recipes.methods import find_method
 PAPER = {"tl_align": 0.97, "transmix": 1.00, "saliencymix": 0.98, "attentive_cutmix": 0.74, "puzzlemix": 0.43}
 ATTENTIVE = "attentive_cutmix=attentive_cutmix(model='resnet50', init='')/plain"
 ROWS = ("cutmix", "tl_align", "transmix", "saliencymix", ATTENTIVE, "puzzlemix")
-LATER = ("puzzlemix_full=puzzlemix(size=1.0)/plain", "smmix=smmix/sm_mix", "tokenmix=tokenmix(patch={patch})/plain")
+LATER = (
+    "puzzlemix_full=puzzlemix(size=1.0)/plain",
+    "smmix=smmix/sm_mix",
+    "tokenmix=tokenmix(patch={patch})/plain",
+    "mixpro=maskmix(patch={patch})/pal",
+    "guided_mixup=guided_mixup/plain",
+    "guided_gradient=guided_mixup(by='gradient')/plain",
+)
 
 
 def measure(methods: Iterable[str], model: str, batch: int, rounds: int, **changes: Any) -> dict[str, Speed]:
@@ -41,7 +48,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--later", action="store_true", help="with SMMix, TokenMix's mixing, and a full-size Puzzle-Mix"
+        "--later",
+        action="store_true",
+        help="with SMMix, MixPro, GuidedMixup, TokenMix's mixing, and a full-size Puzzle-Mix",
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()

@@ -258,6 +258,8 @@ GUIDED = {  # each mixer that asks a guide, and each guide
     "puzzlemix": "puzzlemix(blocks=(2, 4))",
     "saliencymix": "saliencymix",
     "saliencymix, spectral": "saliencymix(kind='spectral')",
+    "guided_mixup": "guided_mixup",
+    "guided_mixup, gradient": "guided_mixup(by='gradient')",
     "attentive_cutmix": "attentive_cutmix(model='test_efficientnet', init='', size=64)",
 }
 

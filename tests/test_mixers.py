@@ -50,6 +50,9 @@ MIXERS = {
     "resizemix, one each": lf.ResizeMix(per="sample", pairing="permute"),
     "resizemix, one a pair": lf.ResizeMix(per="pair"),
     "recursivemix, first batch": lf.RecursiveMix(),
+    "maskmix": lf.MaskMix(patch=4),
+    "maskmix, one each": lf.MaskMix(0.5, cell=5, per="sample", pairing="flip"),
+    "guided mixup": Shown(lf.GuidedMixup()),
     "none": lf.NoMix(),
     "choose": lf.Choose([lf.MixUp(), lf.CutMix(), lf.NoMix()], [0.3, 0.5, 0.2]),
     "choose, each": lf.Choose([lf.MixUp(), lf.CutMix(per="sample"), lf.NoMix()], [0.3, 0.5, 0.2], per="sample"),
@@ -150,8 +153,8 @@ def test_all_randomness_comes_from_the_generator(name: str) -> None:
     MIXERS[name](images, generator=seeded(3))
     assert torch.equal(torch.get_rng_state(), state)
     shares = [MIXERS[name](images, generator=seeded(seed)).share for seed in range(20)]
-    unmixed = name in ("none", "recursivemix, first batch")
-    assert unmixed == all(torch.equal(share, shares[0]) for share in shares)
+    certain = name in ("none", "recursivemix, first batch", "guided mixup")
+    assert certain == all(torch.equal(share, shares[0]) for share in shares)
 
 
 def test_without_a_generator_the_global_seed_counts() -> None:
@@ -346,6 +349,8 @@ def test_choose_keeps_its_probabilities() -> None:
         (lambda: lf.MixUp(per="pair", pairing="permute"), "per='pair' needs pairing='flip'.*not 'permute'"),
         (lambda: lf.Choose([lf.NoMix()], [1.0], per=True), "per must be"),  # type: ignore[arg-type]
         (lambda: lf.BlockPatches(patch=0), "patch"),
+        (lambda: lf.MaskMix(cell=0), "cell and patch, sides in pixels, must be at least 1, not 0 and 16"),
+        (lambda: lf.GuidedMixup("attention"), "by must be 'saliency' or 'gradient', not 'attention'"),  # type: ignore[arg-type]
         (lambda: lf.Choose([lf.NoMix()], [0.5, 0.5]), "a probability for each mixer, not 2 for 1"),
         (lambda: lf.Choose([lf.NoMix(), lf.MixUp()], [0.5, 0.6]), "sum to 1"),
         (lambda: lf.CutMix(grid=16)(torch.empty(2, 3, 40, 64)), "40×64 pixels do not divide into cells of 16×16"),

@@ -14,7 +14,7 @@ from labelflow.data.batches import check_micro_batches
 from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
-from labelflow.mixers import CutMix, MixUp, make_mixer
+from labelflow.mixers import Choose, CutMix, MixUp, make_mixer
 from labelflow.recipes import RECIPES, find
 from labelflow.settings import differences
 from labelflow.spec import parse
@@ -159,6 +159,20 @@ def test_tome_is_deit_with_merged_tokens() -> None:
         assert {name for name, _, _ in differences(find(f"deit_{size}").recipe, entry.recipe)} == {"model"}
         assert parse(entry.recipe.model) == (f"deit_{size}_patch16_224", {"merge_tokens": 13})
         assert {name for name, _, _ in differences(entry.recipe, aligned)} == {"mixer", "target"}
+
+
+def test_mixpro_is_a_deit_of_patches_of_14_trained_as_swins_are() -> None:
+    """Half of the batches MaskMix, the others timm's switch; warm-up 20, clipping at 5, a rate of 1e-3; 73.8."""
+    entry = find("deit_tiny_mixpro")
+    recipe, training = entry.recipe, entry.recipe.training
+    assert (recipe.model, entry.aim) == ("deit_tiny_patch16_224(patch_size=14)", 73.8)
+    assert (training.warmup_epochs, training.clip, training.scaled_lr) == (20, 5.0, 1e-3)
+    mixer = make_mixer(recipe.mixer)
+    assert isinstance(mixer, Choose)
+    assert mixer.probabilities == [0.25, 0.25, 0.5]
+    assert [vars(one).get("patch") for one in mixer.mixers] == [None, None, 14]
+    assert alphas(mixer)[:2] == (0.8, 1.0)
+    assert (recipe.target, recipe.smoothing) == ("pal", 0.0)
 
 
 def test_swin_starts_from_imagenet_1k() -> None:

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 import labelflow as lf
 from families import dense_label
 from helpers import box_mix, build, fill, images_for
-from labelflow.targets import TARGETS, Plain, TLAlign, TransMix, Truth
+from labelflow.targets import PAL, TARGETS, Plain, Taught, TLAlign, TransMix, Truth
+from targets.test_token_label import truth_for
 from test_golden import load, pasted
 
 CLASSES = torch.tensor([0, 3, 1, 3])
@@ -81,6 +82,33 @@ def test_transmix_reads_the_first_pixel_of_a_token() -> None:
     assert not torch.equal(area.flow.heads, output.flow.heads)
 
 
+@pytest.mark.parametrize("detach", [False, True])
+def test_pal_trusts_attention_as_much_as_the_model_is_right(detach: bool) -> None:
+    """λ' = c·Σa·m/Σa + (1-c)·λ, image by image, with a from the weights; c is a part of the graph, or a number."""
+    model, images = build("vit"), images_for("vit")
+    mix = box_mix(images)
+    seen: list[Tensor] = []
+    attn = model.blocks[-1].attn
+    attn.fused_attn = False
+    attn.attn_drop.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    logits = model(mix.apply(images))
+    attention = seen[-1].mean(1)[:, 0, model.num_prefix_tokens :]  # (B, N): from the class token to the patches
+    losses = []
+    for i, own in enumerate(mix.lam):
+        j = 3 - i
+        answer, y = logits[i].softmax(0), own * Y[i] + (1 - own) * Y[j]
+        right = (answer * y).sum() / (answer.norm() * y.norm())
+        right = right.detach() if detach else right
+        mask = mix.tokens((4, 4))[i].flatten()
+        share = right * (attention[i] * mask).sum() / attention[i].sum() + (1 - right) * own
+        losses.append(share * cross_entropy(logits[[i]], Y[[i]]) + (1 - share) * cross_entropy(logits[[i]], Y[[j]]))
+    expected = torch.stack(losses).mean()
+    found = loss(PAL(detach), model, images, mix)
+    assert_close(found, expected)
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(expected, weights), atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if not (target.dense or target.teacher)])
 def test_a_constant_share_is_a_fixed_point_of_every_target(name: str) -> None:
     images, model = images_for("vit"), build("vit")
@@ -94,3 +122,25 @@ def test_a_student_without_a_mix_is_the_model(name: str) -> None:
     output = TARGETS[name]().student(model)(images)
     assert torch.equal(output.logits, model(images))
     assert output.flow is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_image_has_its_own_share(name: str) -> None:
+    """The same images and labels, with shares that have changed places, have another loss. One that takes its mean over
+    the batch before it multiplies by λ would not notice: it has room for the mean λ only."""
+    images, model = images_for("vit"), build("vit")
+    share = torch.tensor([0.9, 0.2, 0.6, 0.4]).reshape(-1, 1, 1, 1).expand(-1, 1, *images.shape[2:])
+    partner = torch.tensor([3, 2, 1, 0])
+    mixed = lf.Mix(partner, share).apply(images)
+    target = TARGETS[name]()
+    student = target.student(model)
+    known = truth_for(4, 16)
+    noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(6))
+    truth = known._replace(clean=noise[0], taught=Taught(noise[1]))
+
+    def loss_with(order: list[int]) -> float:
+        mix = lf.Mix(partner, share[order])
+        return lf.total(target(student(mixed, mix), truth, mix)).item()
+
+    first, *others = (loss_with(order) for order in ([0, 1, 2, 3], [1, 2, 3, 0], [1, 0, 2, 3]))
+    assert all(abs(other - first) > 1e-3 for other in others)

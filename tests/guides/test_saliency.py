@@ -113,22 +113,24 @@ def resized(values: ndarray, height: int, width: int) -> ndarray:
 
 def filtered(values: ndarray, weights: ndarray) -> ndarray:
     reach, out = len(weights) // 2, np.zeros_like(values)
-    for y in range(64):
-        for x in range(64):
-            rows, columns = ([mirror(at + step, 64) for step in range(-reach, reach + 1)] for at in (y, x))
+    height, width = values.shape
+    for y in range(height):
+        for x in range(width):
+            rows = [mirror(y + step, height) for step in range(-reach, reach + 1)]
+            columns = [mirror(x + step, width) for step in range(-reach, reach + 1)]
             out[y, x] = (weights * values[np.ix_(rows, columns)]).sum()
     return out
 
 
-def spectral_oracle(values: ndarray) -> ndarray:
-    small = resized(values.astype(float), 64, 64)
-    waves = np.exp(-2j * math.pi * np.outer(np.arange(64), np.arange(64)) / 64)
-    spectrum = waves @ small @ waves
+def spectral_oracle(values: ndarray, size: tuple[int, int], line: ndarray, power: int) -> ndarray:
+    """Computed at that size; line: by what the magnitude is smoothed before it is raised to a power."""
+    small = resized(values.astype(float), *size)
+    left, right = (np.exp(-2j * math.pi * np.outer(np.arange(side), np.arange(side)) / side) for side in size)
+    spectrum = left @ small @ right
     amplitude, phase = np.log(np.abs(spectrum)), np.angle(spectrum)
     residual = amplitude - filtered(amplitude, np.full((3, 3), 1 / 9))
-    back = waves.conj() @ (np.exp(residual) * np.exp(1j * phase)) @ waves.conj()
-    line = np.exp(-(np.arange(-2, 3) ** 2) / 128)
-    found = filtered(np.abs(back), np.outer(line, line) / line.sum() ** 2) ** 2
+    back = left.conj() @ (np.exp(residual) * np.exp(1j * phase)) @ right.conj()
+    found = filtered(np.abs(back), np.outer(line, line) / line.sum() ** 2) ** power
     large = resized(found, *values.shape)
     return large / large.max()
 
@@ -137,11 +139,22 @@ def spectral_oracle(values: ndarray) -> ndarray:
 def test_spectral_residual_is_its_definition(height: int, width: int) -> None:
     colours = picture(height, width, seed=3, batch=2)
     found = saliency(colours, "spectral")
-    for one, expected in zip(found, map(spectral_oracle, map(grey_of, colours)), strict=True):
+    line = np.exp(-(np.arange(-2, 3) ** 2) / 128)
+    expecteds = (spectral_oracle(grey_of(one), (64, 64), line, 2) for one in colours)
+    for one, expected in zip(found, expecteds, strict=True):
         assert_close(one, torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["fine", "spectral"])
+@pytest.mark.parametrize(("height", "width"), [(40, 33), (60, 140)])
+def test_the_magnitude_is_guidedmixup_s_definition(height: int, width: int) -> None:
+    """At up to 128 pixels a side, smoothed by a Gaussian of 7 places, σ = 3, and not squared."""
+    colours = picture(height, width, seed=3)
+    line = np.exp(-(np.arange(-3, 4) ** 2) / 18)
+    expected = spectral_oracle(grey_of(colours[0]), (height, min(width, 128)), line, 1)
+    assert_close(saliency(colours, "magnitude")[0], torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fine", "spectral", "magnitude"])
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 80)])
 def test_a_flat_image_has_no_saliency(kind: str, shape: tuple[int, int]) -> None:
     """Whatever the others of its batch have; and what it has does not depend on them."""
@@ -151,7 +164,7 @@ def test_a_flat_image_has_no_saliency(kind: str, shape: tuple[int, int]) -> None
     assert_close(found[1:], saliency(lively, kind))
 
 
-@pytest.mark.parametrize("kind", ["fine", "spectral"])
+@pytest.mark.parametrize("kind", ["fine", "spectral", "magnitude"])
 @pytest.mark.parametrize("ink", [0.0, 1.0])
 def test_a_blob_attracts_the_box(kind: str, ink: float) -> None:
     """Bright or dark, it lies in the partner's box, wherever it is."""
@@ -181,5 +194,5 @@ def test_it_changes_no_numbers_and_needs_no_gradient() -> None:
 
 
 def test_bad_kind() -> None:
-    with pytest.raises(ValueError, match="kind must be one of fine, spectral, not 'rough'"):
+    with pytest.raises(ValueError, match="kind must be one of fine, spectral, magnitude, not 'rough'"):
         make_mixer("saliencymix(kind='rough')")

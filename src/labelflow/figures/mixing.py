@@ -57,6 +57,8 @@ def strategies(patch: int) -> dict[str, str]:
         "Puzzle-Mix": "puzzlemix(alpha=1.0, blocks=(8,), pairing='flip')",
         "TokenMix": f"tokenmix(patch={patch})",
         "SMMix": "smmix",
+        "MaskMix": f"maskmix(patch={patch}, pairing='flip')",
+        "GuidedMixup": "guided_mixup",
     }
 
 

@@ -1,4 +1,4 @@
-"""Where the loss of the model that is trained changes most with the pixels: Puzzle-Mix's saliency.
+"""Where the loss of the model that is trained changes most with the pixels: Puzzle-Mix's saliency, and GuidedMixup's.
 
 Shapes: B batch, C classes, H×W pixels.
 """
@@ -52,8 +52,8 @@ class Gradient:
             except (AssertionError, RuntimeError, ValueError) as error:  # the ways in which models refuse a size
                 self.refused.add((id(model), small))
                 warnings.warn(
-                    f"{type(model).__name__} does not take images of {small[0]}×{small[1]} pixels, so Puzzle-Mix's "
-                    f"gradient is computed at full size ({type(error).__name__}: {error})",
+                    f"{type(model).__name__} does not take images of {small[0]}×{small[1]} pixels, so the gradient "
+                    f"that guides the mixer is computed at full size ({type(error).__name__}: {error})",
                     stacklevel=2,
                 )
         return Guidance(*_gradient(batch))

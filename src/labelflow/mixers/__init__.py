@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from labelflow.mixers.choose import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch, remembers
     from labelflow.mixers.cutmix import CutMix, MixToken
     from labelflow.mixers.guided import Guided, GuidedMixer
+    from labelflow.mixers.guided_mixup import GuidedMixup
+    from labelflow.mixers.maskmix import MaskMix
     from labelflow.mixers.mixup import MixUp, NoMix
     from labelflow.mixers.patches import BlockPatches, RandomPatches, TokenMix
     from labelflow.mixers.puzzlemix import PuzzleMix
@@ -35,6 +37,8 @@ MIXERS: Registry[type] = Registry(
         "attentive_cutmix": "labelflow.mixers.attentive_cutmix:AttentiveCutMix",
         "resizemix": "labelflow.mixers.resizemix:ResizeMix",
         "recursivemix": "labelflow.mixers.recursivemix:RecursiveMix",
+        "maskmix": "labelflow.mixers.maskmix:MaskMix",
+        "guided_mixup": "labelflow.mixers.guided_mixup:GuidedMixup",
         "none": "labelflow.mixers.mixup:NoMix",
     }
 )
@@ -48,6 +52,8 @@ __all__ = [
     "CutMix",
     "Guided",
     "GuidedMixer",
+    "GuidedMixup",
+    "MaskMix",
     "MixToken",
     "MixUp",
     "Mixer",

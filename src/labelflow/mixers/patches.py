@@ -70,9 +70,7 @@ class RandomPatches(_Patches):
     """
 
     def _chosen(self, pasted: Tensor, grid: tuple[int, int], generator: Generator | None) -> Tensor:
-        noise = draw_uniform((len(pasted), grid[0] * grid[1]), generator)
-        rank = noise.argsort(1).argsort(1)
-        return (rank < pasted.unsqueeze(1)).unflatten(1, grid)
+        return scattered(pasted, grid, generator)
 
 
 class BlockPatches(_Patches):
@@ -139,3 +137,10 @@ class TokenMix(BlockPatches):
     def _wanted(self, count: int, grid: tuple[int, int], generator: Generator | None) -> Tensor:
         tokens = grid[0] * grid[1]
         return torch.full((count,), min(tokens, tokens // 2 + grid[0]))
+
+
+def scattered(wanted: Tensor, grid: tuple[int, int], generator: Generator | None) -> Tensor:
+    """So many places of a grid, chosen uniformly: (count,) -> (count, h, w) bool"""
+    noise = draw_uniform((len(wanted), grid[0] * grid[1]), generator)
+    rank = noise.argsort(1).argsort(1)
+    return (rank < wanted.unsqueeze(1)).unflatten(1, grid)

@@ -78,6 +78,15 @@ METHODS = {
         Method("distill", "CutMix + a teacher", CUTMIX, "distill", taught=True),
         Method("distill_tl_align", "TL-Align + a teacher", CUTMIX, "distill(target='tl_align')", taught=True),
         Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
+        Method(
+            "mixpro",
+            "MixPro",
+            f"0.25*{MIXUP} + 0.25*{CUTMIX} + 0.5*maskmix(patch={{patch}})",
+            "pal",
+            smoothing=0.0,
+        ),
+        Method("guided_mixup", "GuidedMixup, by saliency", "0.5*guided_mixup + 0.5*none"),
+        Method("guided_mixup_gradient", "GuidedMixup, by gradient", "0.8*guided_mixup(by='gradient') + 0.2*none"),
         # Mixing strategies with and without alignment (TL-Align, Table 7)
         Method("mixup_cutmix_tl_align", "MixUp or CutMix + TL-Align", MIXUP_CUTMIX, "tl_align"),
         Method("random", "random patches", "random_patches(patch={patch})"),

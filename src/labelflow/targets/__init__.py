@@ -7,6 +7,7 @@ from labelflow.lazy import Registry, exports
 if TYPE_CHECKING:
     from labelflow.targets.base import Target, Taught, Truth
     from labelflow.targets.distill import Distill
+    from labelflow.targets.pal import PAL
     from labelflow.targets.plain import Plain
     from labelflow.targets.recursive_mix import RecursiveMixTarget
     from labelflow.targets.relabel import ReLabel
@@ -31,10 +32,12 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "sm_mix": "labelflow.targets.sm_mix:SMMixTarget",
         "recursive_mix": "labelflow.targets.recursive_mix:RecursiveMixTarget",
         "distill": "labelflow.targets.distill:Distill",
+        "pal": "labelflow.targets.pal:PAL",
     }
 )
 
 __all__ = [
+    "PAL",
     "TARGETS",
     "Distill",
     "Plain",

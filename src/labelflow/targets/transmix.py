@@ -30,11 +30,7 @@ class TransMix:
         self.mask = mask
 
     def student(self, model: nn.Module) -> Student:
-        first = self.mask == "first_pixel"
-        student = Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first)
-        assert student.follower is not None
-        student.follower.require_attention("TransMix, in the last block,", "--target tl_align")
-        return student
+        return last_attention(model, "TransMix", first_pixel=self.mask == "first_pixel")
 
     def __call__(self, output: Output, truth: Truth, mix: Mix) -> list[Term]:
         assert output.flow is not None
@@ -44,3 +40,11 @@ class TransMix:
     def share(self, flow: Flow, mix: Mix) -> Tensor:
         """The own share of the target, (B,)."""
         return (mix.lam + flow.heads[..., 0].mean(1)) / 2  # (B, heads, K) -> (B,)
+
+
+def last_attention(model: nn.Module, method: str, first_pixel: bool = False) -> Student:
+    """A model that tells, for that method, what its last attention shows the class token of both images."""
+    student = Student(model, {"flow"}, layers=[-1], residual=False, label_prefix=False, first_pixel=first_pixel)
+    assert student.follower is not None
+    student.follower.require_attention(f"{method}, in the last block,", "--target tl_align")
+    return student
