@@ -30,6 +30,8 @@ LATER = (
     "mixpro=maskmix(patch={patch})/pal",
     "guided_mixup=guided_mixup/plain",
     "guided_gradient=guided_mixup(by='gradient')/plain",
+    "resizemix",
+    "recursivemix",
 )
 
 
@@ -50,7 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--later",
         action="store_true",
-        help="with SMMix, MixPro, GuidedMixup, TokenMix's mixing, and a full-size Puzzle-Mix",
+        help="with SMMix, MixPro, GuidedMixup, ResizeMix, RecursiveMix, TokenMix's mixing, and a full-size Puzzle-Mix",
     )
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()

@@ -97,7 +97,7 @@ def test_rivals(tmp_path: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("benchmarks/rivals.py", *options)
     speeds = json.loads((tmp_path / "rivals.json").read_text())
     assert speeds["cutmix"]["ratio"] == 1  # what the others are relative to
-    assert len(speeds) == 12
+    assert len(speeds) == 14
     assert {"puzzlemix", "attentive_cutmix", "saliencymix", "transmix", "tl_align"} <= speeds.keys()
     for name, speed in speeds.items():
         assert re.search(rf"^{name} +{speed['ratio']:.3f} ", printed, re.MULTILINE)

@@ -158,7 +158,7 @@ def test_everything_is_drawn(runs: Path) -> None:
     run = str(runs / "vit")
     maps = [1] * 4 + [1, 1, 0, 0]  # two pictures, mixed, before; two layers
     assert [len(panel.images) for panel in drawn("aligned", run, count=2).axes] == maps * 2
-    assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 12
+    assert sum(len(panel.images) for panel in drawn("mixing", run).axes) == 2 + 14
     assert [len(panel.images) for panel in drawn("dense", run, count=2).axes] == [1, 1, 2, 2]
     cut, mixed = drawn("mixtoken", run).axes[2:]
     assert len(cut.patches) == len(mixed.patches) == 16

@@ -182,7 +182,7 @@ class TestComparison:
         assert "top-1" not in page.lower()
         assert markdown(table_rows).startswith("| method | mAP, % | worst fifth, % | difference")
 
-    @pytest.mark.parametrize("method", ["smmix", "mixpro", "tokenmix", "relabel", "token_label"])
+    @pytest.mark.parametrize("method", ["smmix", "mixpro", "recursivemix", "tokenmix", "relabel", "token_label"])
     def test_methods_for_one_class_are_refused_first(
         self, table: Path, store: Path, tmp_path: Path, method: str
     ) -> None:

@@ -104,21 +104,24 @@ def draw_mix(
     batch = batch_of(classifier, pair)
     shown, _ = mix_batch(mixer, batch, generator(number, 0))
     for attempt in range(1, draws):
-        if shown.partner.tolist() == [1, 0] and 0.2 <= shown.lam[0] <= 0.8:
+        if shown.partner.tolist() in ([1, 0], [2, 3]) and 0.2 <= shown.lam[0] <= 0.8:
             break
         shown, _ = mix_batch(mixer, batch, generator(number, attempt))
-    return replace(shown, partner=torch.tensor([1, 0]), at="image")  # tokens that are mixed cannot be looked at
+    # Tokens that are mixed cannot be looked at; and an earlier batch, [2, 3], has the same two images.
+    return replace(shown, partner=torch.tensor([1, 0]), pool=0, at="image")
 
 
 @torch.no_grad()
 def batch_of(classifier: Classifier, labelled: Sequence[LabelledImage]) -> UnmixedBatch:
-    """A batch for a mixer. Images whose classes the model does not know are what it takes them for."""
+    """A batch for a mixer. Images whose classes the model does not know are what it takes them for; the earlier batch
+    has the same images, in the opposite order."""
     images, student = torch.stack([one.image for one in labelled]), Student(classifier.model)
     logits = student(images).logits
     labels = torch.tensor([one.label for one in labelled])
     colours = classifier.preprocessing
     labels = torch.where(labels < 0, logits.argmax(1), labels)
-    return UnmixedBatch(images, soft_labels(labels, logits.shape[1]), student, colours.mean, colours.std)
+    targets, earlier = soft_labels(labels, logits.shape[1]), images.flip(0)
+    return UnmixedBatch(images, targets, student, colours.mean, colours.std, earlier=earlier)
 
 
 def photo(image: Tensor, colours: Preprocessing) -> Image.Image:

@@ -59,6 +59,8 @@ def strategies(patch: int) -> dict[str, str]:
         "SMMix": "smmix",
         "MaskMix": f"maskmix(patch={patch}, pairing='flip')",
         "GuidedMixup": "guided_mixup",
+        "ResizeMix": "resizemix",
+        "RecursiveMix": "recursivemix",
     }
 
 

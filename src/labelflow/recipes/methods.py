@@ -85,6 +85,8 @@ METHODS = {
             "pal",
             smoothing=0.0,
         ),
+        Method("resizemix", "ResizeMix", "resizemix"),
+        Method("recursivemix", "RecursiveMix", "recursivemix", "recursive_mix"),
         Method("guided_mixup", "GuidedMixup, by saliency", "0.5*guided_mixup + 0.5*none"),
         Method("guided_mixup_gradient", "GuidedMixup, by gradient", "0.8*guided_mixup(by='gradient') + 0.2*none"),
         # Mixing strategies with and without alignment (TL-Align, Table 7)
