@@ -261,13 +261,13 @@ def test_the_store_and_the_output_name_the_exact_weights(
     monkeypatch.setattr(classifier, "create", lambda name, _, **arguments: timm.create_model(name, **arguments))
     how = ["--workers", "0", "--image-size", "64", "--val-fraction", "0.25"]
     small = "(embed_dim=24, depth=1, num_heads=3)"
-    for given, exact, said in (
+    for asked, exact, said in (
         ("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
         ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
         ("deit_tiny_patch16_224", "deit_tiny_patch16_224.fb_in1k", False),
     ):
-        out = tmp_path / f"labels of {given}"
-        assert say("annotate", tmp_path / "photos", "--model", given + small, *how, "--out", out) == 0
+        out = tmp_path / f"labels of {asked}"
+        assert say("annotate", tmp_path / "photos", "--model", asked + small, *how, "--out", out) == 0
         assert (Store(out).manifest.annotator, Store(out).manifest.weights) == (exact + small, "pretrained")
         told = " ".join("".join(capsys.readouterr()).split())
         assert f"{exact}{small} annotates" in told
