@@ -5,6 +5,7 @@ import torch
 
 from labelflow.engine.optim import make_schedule
 from labelflow.recipes import RECIPES, find
+from labelflow.recipes.methods import METHODS, find_method
 from labelflow.settings import differences
 from labelflow.spec import parse
 
@@ -110,6 +111,13 @@ def test_the_path_of_table_8_changes_the_model_alone() -> None:
     path = [find(name).recipe for name in ("lvvit_s_16_blocks", "lvvit_s_conv1", "lvvit_s_conv4", "lvvit_s_standard")]
     assert len({recipe.model for recipe in path}) == 4
     assert len({recipe.change(model="") for recipe in path}) == 1
+
+
+def test_relabel_is_smoothed_alike_everywhere() -> None:
+    compared = METHODS["relabel"].of(find("small_vit_cutmix").recipe.change(labels="labels"))
+    own = find_method("own=cutmix(alpha=1.0)/relabel").of(find("small_vit_cutmix").recipe)
+    found = [compared, own, *(find(name).recipe for name in ("lvvit_s_relabel", "lvvit_s_relabel_mixtoken", "lvvit_s"))]
+    assert {recipe.smoothing for recipe in found} == {0.1}
 
 
 # learning rate at a batch of 1024, MixUp, labels
