@@ -20,8 +20,8 @@ class Entry(Generic[R]):
     parent: str = ""  # the recipe that it derives from
     source: str = ""  # where its settings come from
     paper: str = ""  # the row that it reproduces
-    aim: float | Mapping[str, float] | None = None  # what the paper reports, in percent: of the task's own metric, or by
-    # metric, such as {"mIoU": 44.7, "mIoU (MS)": 46.5}
+    aim: float | Mapping[str, float] | None = None  # what the paper reports, in percent, by metric; a number alone is
+    # that of the task: top-1, mIoU or box AP
     gpus: int = 8  # what the command is written for
 
     @property
