@@ -123,9 +123,7 @@ def _table_3(name: str, *numbers: tuple[float, ...]) -> list[Entry[SegmentRecipe
     ]
 
 
-def _lvvit(
-    name: str, recipe: SegmentRecipe, about: str, paper: str, numbers: dict[str, float]
-) -> Entry[SegmentRecipe]:
+def _lvvit(name: str, recipe: SegmentRecipe, about: str, paper: str, numbers: dict[str, float]) -> Entry[SegmentRecipe]:
     parent = "" if name == "upernet_lvvit_s" else "upernet_lvvit_s"
     return Entry(name, recipe, about, parent, LVVIT, f"Token Labeling, {paper}", numbers)
 
