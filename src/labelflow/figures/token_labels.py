@@ -69,14 +69,14 @@ def _model(recipe: Recipe) -> str:
 
 def draw(data: Data) -> Figure:
     families = list(dict.fromkeys(pair.family for pair in data.pairs))
-    figure, axes = new(1, len(families), max(3.2, 6.4 / len(families)), 4.4, sharey=False)
+    figure, axes = new(1, len(families), max(3.2, 6.4 / len(families)), 4.4)
     for panel, family in zip(axes[0], families, strict=True):
         for pair in (pair for pair in data.pairs if pair.family == family):
             means = [mean(pair.plain), mean(pair.labelled)]
             panel.plot([pair.parameters] * 2, means, color="#999999", zorder=1)
             panel.annotate(
                 shorten(pair.model.split("(")[0], 18),
-                (pair.parameters, means[1]),
+                (pair.parameters, max(*pair.plain, *pair.labelled)),
                 (0, 7),
                 textcoords="offset points",
                 ha="center",
@@ -90,7 +90,7 @@ def draw(data: Data) -> Figure:
     axes[0, 0].set_ylabel("top-1 accuracy, %")
     for place, side in enumerate(SIDES.values()):
         axes[0, 0].plot([], [], "o", color=colour(place), label=f"{side} token labels")
-    axes[0, 0].legend(loc="lower right")
+    axes[0, 0].legend(loc="best")
     return figure
 
 
