@@ -26,6 +26,7 @@ AT_ONCE = [
     "--help",
     "list",
     "list swin",
+    "list --quoted",
     "show quickstart",
     "tarin",
     "train",

@@ -26,6 +26,7 @@ from labelflow.engine.run import Run
 from labelflow.figures import (
     FIGURES,
     FigureRequest,
+    accuracy,
     aligned,
     annotators,
     dense,
@@ -36,9 +37,10 @@ from labelflow.figures import (
     rmse,
 )
 from labelflow.figures.base import as_json, look, styled
+from labelflow.figures.results import Result
 from labelflow.labels import Store
 from labelflow.recipes import find
-from labelflow.tasks import Annotate, annotate_data, train_run
+from labelflow.tasks import Annotate, Recipe, annotate_data, train_run
 from labelflow.tasks.recipe import read_recipe
 
 MODEL = "vit_tiny_patch16_224(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=10)=random"
@@ -138,6 +140,57 @@ def test_figures_of_several_runs(name: str, runs: Path, tmp_path: Path, capsys: 
         "annotators": 100 * annotators.annotator_accuracy(Store(recipe.data.labels), recipe.data),
     }
     assert rows[-1]["value"] == pytest.approx(expected[name], abs=1e-4)
+
+
+def write_run(folder: Path, recipe: Recipe, top1: float, parameters: int) -> str:
+    folder.mkdir()
+    run = Run(folder)
+    run.write("recipe.json", {"task": "classify", **asdict(recipe)})
+    run.write("config.json", {"parameters": parameters})
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "eval", "update": 1, "top1": top1}) + "\n")
+    return str(folder)
+
+
+def test_with_and_without_token_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figure 5: runs of one model are a pair, whatever their order, and the mean over seeds counts."""
+    tops = {"lvvit_t": 71.0, "lvvit_t_standard": 70.0, "deit_tiny": 60.0, "deit_tiny_token_label": 64.0}
+    folders = [
+        write_run(tmp_path / name, find(name).recipe, top1, 8_000_000 if "lvvit" in name else 5_000_000)
+        for name, top1 in tops.items()
+    ]
+    folders.append(write_run(tmp_path / "seed_1", find("lvvit_t").recipe.change(seed=1), 73.0, 8_000_000))
+    assert main(["figure", "token_labels", *folders, "--out", str(tmp_path / "figure")]) == 0
+    rows = json.loads((tmp_path / "figure.json").read_text())["pairs"]
+    expected = [("lvvit_t", "lvvit", 8.0, [70.0], [71.0, 73.0]), ("deit_tiny_patch16_224", "deit", 5.0, [60.0], [64.0])]
+    assert [tuple(row.values()) for row in rows] == expected
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split() == ["lvvit_t", "8", "70.0", "72.0", "+2.0", "1,", "2"]
+    assert printed[2].split() == ["deit_tiny_patch16_224", "5", "60.0", "64.0", "+4.0", "1,", "1"]
+    figure = drawn("token_labels", *folders)
+    assert [panel.get_title() for panel in figure.axes] == ["lvvit", "deit"]
+    points = [tuple(line.get_ydata()) for line in figure.axes[0].lines]
+    assert {(70.0, 72.0), (70.0,), (72.0,), (71.0, 73.0)} <= set(points)  # the pair, its means, the seeds
+    other = write_run(tmp_path / "relabel", find("lvvit_s_relabel").recipe, 1.0, 1)
+    mixed = write_run(tmp_path / "mixed", find("lvvit_t").recipe.change(mixer="none"), 1.0, 1)
+    for runs, message in (
+        (folders[:1], "there is no run of lvvit_t with --target plain among these"),
+        ([*folders, other], "relabel trains on relabel; this figure wants runs of --target plain and token_label"),
+        ([*folders, mixed], "lvvit_t, seed_1, mixed are mixed differently"),
+    ):
+        assert main(["figure", "token_labels", *runs]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_equal_points_are_all_seen() -> None:
+    runs = [Result(f"run {place}", "model", 50.0, 1.0) for place in range(4)] + [Result("other", "model", 60.0, 2.0)]
+    with styled():
+        figure = FIGURES["accuracy"].draw(accuracy.Data(runs))
+    (panel,) = figure.axes
+    sizes = [line.get_markersize() for line in panel.lines]
+    assert len(set(sizes[:4])) == 4  # rings around one another
+    assert [line.get_markerfacecolor() == "none" for line in panel.lines] == [False, True, True, True, False]
+    places = {(text.get_position(), text.get_va()) for text in panel.texts[:4]}
+    assert len(places) == 4  # of their names
 
 
 def test_a_mixer_that_cannot_be_shown_is_named(monkeypatch: pytest.MonkeyPatch, photos: list[Path]) -> None:

@@ -188,6 +188,7 @@ SMALLER: dict[str, dict] = {
     "vit": {**VIT, "depth": 2},
     "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)},
     "pvt": {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)},
+    "cait": {**VIT, "patch_size": 8, "depth": 2},
     "lvvit": LVVIT,
     "lv": LVVIT,
     "t2t": {"token_dim": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},

@@ -22,6 +22,7 @@ from labelflow.data.pictures import Images, Pictures, collate_pictures, list_ima
 from labelflow.data.preprocessing import Preprocessing
 from labelflow.engine.run import CONFIG, Run
 from labelflow.models.create import create, load_exactly, read_weights
+from labelflow.models.tags import data_notice, exact_name
 from labelflow.predictions import THRESHOLD, LabelPredictions, Prediction, Predictions, read_batches
 from labelflow.spec import parse, split
 from labelflow.tokens import check_image_size
@@ -45,7 +46,7 @@ class Classifier:
     model: nn.Module = field(repr=False)  # in eval mode
     classes: tuple[str, ...]  # what the columns of its logits mean; empty: unknown
     preprocessing: Preprocessing
-    architecture: str  # timm's name of the model, with arguments
+    architecture: str  # timm's name of the model, with arguments; with pretrained weights, with their tag
     weights: str  # pretrained, packaged, random, or a file's name and checksum
     folder: Path | None = None  # of a run
     multi_label: bool = False  # whether an image may show any number of its classes
@@ -58,6 +59,11 @@ class Classifier:
     def label(self) -> str:
         """What a figure calls it."""
         return self.name if self.trained else f"{self.name}{RANDOM}"
+
+    @property
+    def data_notice(self) -> str:
+        """A line about timm's weights that were trained on more than ImageNet-1k; empty for all others."""
+        return data_notice(self.architecture) if self.weights == "pretrained" else ""
 
     @cached_property
     def key(self) -> str:
@@ -230,6 +236,9 @@ def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if weights == "pretrained" and cfg is not None and not cfg.has_weights:
         raise ValueError(f"timm has no weights of {name}; give a checkpoint file, {name}=FILE, or {name}=random")
+    if weights == "pretrained":
+        text = exact_name(text)
+        name = parse(text).name
     is_file = weights not in ("pretrained", "packaged", "random")
     if is_file:
         arguments = {"num_classes": _count_classes(weights, cfg), **arguments}

@@ -77,6 +77,8 @@ def test_other_steps_and_a_warm_up() -> None:
     assert_close(found, [*climb, *[1e-4] * 6, *[1e-5] * 10])
     by_epoch = rates(5, epochs=4, warmup_epochs=0, schedule_step="epoch", **how)
     assert_close(by_epoch, [1e-4] * 10 + [1e-5] * 10)
+    halved = rates(5, epochs=4, warmup_epochs=0, **{**how, "steps": (0.25, 0.5), "step_factor": 0.5})
+    assert_close(halved, [1e-4] * 5 + [5e-5] * 5 + [2.5e-5] * 10)
 
 
 def test_a_cosine_counted_in_updates() -> None:
@@ -101,6 +103,7 @@ def test_warm_up_epochs_are_counted_in_updates_where_no_updates_are_told() -> No
         ({"steps": (0.9, 0.5)}, "increasing fractions of the run"),
         ({"steps": (0.5, 1.0)}, "fractions of the run"),
         ({"steps": (0.0,)}, "fractions of the run"),
+        ({"step_factor": 0.0}, r"step_factor must lie in \(0, 1\]"),
         ({"updates": -1}, "updates must be ≥ 0"),
         ({"warmup_updates": -1}, "warmup_updates must be ≥ 0"),
         ({"updates": 10}, "not as 300 epochs and 10 updates; set --updates 0, or --epochs 0"),

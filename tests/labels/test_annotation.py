@@ -29,6 +29,7 @@ from families.lvvit import LVVIT
 from families.swin import SWIN
 from families.vit import VIT
 from helpers import pack, sharpen
+from labelflow import classifier
 from labelflow.classifier import Classifier, load
 from labelflow.cli import main
 from labelflow.data import Preprocessing
@@ -248,6 +249,29 @@ def test_a_store_holds_the_annotators_scores(
         np.testing.assert_array_equal(store[key].classes.ravel(), best.numpy())
         margin = logits.amax(1) - logits.amin(1)
         np.testing.assert_allclose(store[key].scores.ravel(), margin.numpy(), rtol=2e-3, atol=2e-3)
+
+
+def test_the_store_and_the_output_name_the_exact_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """timm chooses a tag for a name without one; what it was trained on is said."""
+    for number, name in enumerate(("n01440764", "n01443537")):
+        for place in range(2):
+            save_noise(tmp_path / "photos" / name / f"{place}.png", 2 * number + place)
+    monkeypatch.setattr(classifier, "create", lambda name, _, **arguments: timm.create_model(name, **arguments))
+    how = ["--workers", "0", "--image-size", "64", "--val-fraction", "0.25"]
+    small = "(embed_dim=24, depth=1, num_heads=3)"
+    for asked, exact, said in (
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
+        ("vit_tiny_patch16_224.augreg_in21k_ft_in1k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", True),
+        ("deit_tiny_patch16_224", "deit_tiny_patch16_224.fb_in1k", False),
+    ):
+        out = tmp_path / f"labels of {asked}"
+        assert say("annotate", tmp_path / "photos", "--model", asked + small, *how, "--out", out) == 0
+        assert (Store(out).manifest.annotator, Store(out).manifest.weights) == (exact + small, "pretrained")
+        told = " ".join("".join(capsys.readouterr()).split())
+        assert f"{exact}{small} annotates" in told
+        assert (f"{exact} was trained on ImageNet-21k, beyond ImageNet-1k" in told) == said
 
 
 def test_kills_and_processes_leave_no_trace(photos: Path, checkpoints: Callable[[int], Path], tmp_path: Path) -> None:

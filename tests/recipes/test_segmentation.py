@@ -17,30 +17,40 @@ from labelflow.spec import parse
 from labelflow.tasks import Recipe
 from labelflow.tasks.recipe import KINDS, read_any_recipe
 
-# TL-Align, Table 3: mIoU at one scale, without and with TL-Align
+# TL-Align, Table 3: mIoU, mIoU (MS) and mAcc, without and with TL-Align
 TABLE_3 = {
-    "upernet_deit_small": (43.8, 44.5),
-    "upernet_swin_tiny": (44.4, 44.7),
-    "upernet_swin_small": (47.6, 48.0),
-    "upernet_swin_base": (48.1, 48.3),
+    "upernet_deit_small": ([43.8, 45.1, 55.2], [44.5, 45.7, 55.5]),
+    "upernet_swin_tiny": ([44.4, 45.8, 55.6], [44.7, 46.5, 56.4]),
+    "upernet_swin_small": ([47.6, 49.5, 58.8], [48.0, 49.7, 59.5]),
+    "upernet_swin_base": ([48.1, 49.7, 59.1], [48.3, 50.1, 59.7]),
 }
-# TL-Align, Table 4: box AP without and with TL-Align
+# TL-Align, Table 4: box AP and mask AP, without and with TL-Align
 TABLE_4 = {
-    "cascade_swin_tiny": (50.4, 50.5),
-    "cascade_swin_small": (51.9, 52.2),
-    "cascade_swin_base": (51.9, 52.3),
+    "cascade_swin_tiny": ([50.4, 43.7], [50.5, 43.8]),
+    "cascade_swin_small": ([51.9, 45.0], [52.2, 45.2]),
+    "cascade_swin_base": ([51.9, 45.0], [52.3, 45.3]),
 }
-# Token Labeling, Table 5: mIoU (SS), without and with token labels
-TABLE_5 = {"fcn_lvvit_s": (46.1, 47.2), "upernet_lvvit_s": (46.5, 47.9)}
-# Token Labeling, Table 6: mIoU (MS)
-TABLE_6 = {"upernet_lvvit_m": 50.6, "upernet_lvvit_l": 51.8}
+# Token Labeling, Table 5: mIoU and pixel accuracy at one scale and at several; without, and with token labels (as in 6)
+TABLE_5 = {
+    "fcn_lvvit_s": ([46.1, 81.9, 47.3, 82.6], [47.2, 82.4, 48.4, 83.0]),
+    "upernet_lvvit_s": ([46.5, 82.1, 47.6, 82.7], [47.9, 82.6, 48.6, 83.1]),
+}
+# Token Labeling, Table 6: mIoU and pixel accuracy at several scales
+TABLE_6 = {"upernet_lvvit_m": [50.6, 83.5], "upernet_lvvit_l": [51.8, 84.1]}
+COLUMNS = {
+    "TL-Align, Table 3": ["mIoU", "mIoU (MS)", "mAcc"],
+    "TL-Align, Table 4": ["box AP", "mask AP"],
+    "Token Labeling, Table 5": ["mIoU", "aAcc", "mIoU (MS)", "aAcc (MS)"],
+    "Token Labeling, Tables 5, 6": ["mIoU", "aAcc", "mIoU (MS)", "aAcc (MS)"],
+    "Token Labeling, Table 6": ["mIoU (MS)", "aAcc (MS)"],
+}
 ROWS = {
     **{name: ("TL-Align, Table 3", plain) for name, (plain, _) in TABLE_3.items()},
     **{f"{name}_tl_align": ("TL-Align, Table 3", aligned) for name, (_, aligned) in TABLE_3.items()},
     **{name: ("TL-Align, Table 4", plain) for name, (plain, _) in TABLE_4.items()},
     **{f"{name}_tl_align": ("TL-Align, Table 4", aligned) for name, (_, aligned) in TABLE_4.items()},
     **{f"{name}_standard": ("Token Labeling, Table 5", plain) for name, (plain, _) in TABLE_5.items()},
-    **{name: ("Token Labeling, Table 5", labelled) for name, (_, labelled) in TABLE_5.items()},
+    **{name: ("Token Labeling, Tables 5, 6", labelled) for name, (_, labelled) in TABLE_5.items()},
     **{name: ("Token Labeling, Table 6", labelled) for name, labelled in TABLE_6.items()},
 }
 DENSE = {**SEGMENTERS, **DETECTORS}
@@ -50,7 +60,10 @@ COCO = [name for name in DETECTORS if name not in OWN]
 
 
 def test_every_row_of_the_tables_is_there_and_nothing_else() -> None:
-    assert {name: (entry.paper, entry.aim) for name, entry in DENSE.items() if entry.paper} == ROWS
+    found = {name: (entry.paper, entry.numbers) for name, entry in DENSE.items() if entry.paper}
+    assert found == {
+        name: (paper, dict(zip(COLUMNS[paper], numbers, strict=True))) for name, (paper, numbers) in ROWS.items()
+    }
     assert DENSE.keys() - ROWS.keys() == OWN
     assert len(ALL) == len(RECIPES) + len(SEGMENTERS) + len(DETECTORS)  # no name twice
 
@@ -97,7 +110,6 @@ def test_ade20k_settings(name: str) -> None:
     assert (recipe.window, recipe.stride) == ((512, 341) if is_lvvit else (0, 0))
     assert (recipe.head, recipe.width, recipe.auxiliary) == (name.partition("_")[0], 0, 0.4)
     assert (recipe.scales, recipe.flips) == ((1.0,), False)
-    assert ("at five scales" in find_any(name).about) == ("Table 6" in find_any(name).paper)
     rates = {"deit": 0.1, "swin": 0.3, "lvvit_s": 0.1, "lvvit_m": 0.2, "lvvit_l": 0.5}
     assert recipe.drop_path == next(rate for part, rate in rates.items() if part in name)
 
@@ -153,7 +165,7 @@ def test_backbones_and_what_they_start_from(name: str) -> None:
         assert (trained.data.mean, trained.data.std) == (
             (recipe.data.mean, recipe.data.std) if name in SEGMENTERS else (recipe.mean, recipe.std)
         )
-    assert arguments == ({"img_size": 448, "residual_divisor": 1} if "lvvit_l" in name else {})
+    assert arguments == ({"img_size": 448} if "lvvit_l" in name else {})
 
 
 @pytest.mark.parametrize("entry", DENSE.values(), ids=DENSE)
@@ -203,18 +215,17 @@ def test_what_is_offered_is_of_the_task() -> None:
 def test_list_and_show_tell_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
-    for name, (paper, number) in ROWS.items():
-        unit = "% mIoU" if name in SEGMENTERS else "% box AP"
-        assert f"{number} {unit}" in lines[name]
+    for name, (paper, numbers) in ROWS.items():
+        assert f"{numbers[0]} % {COLUMNS[paper][0]}, {numbers[1]} % {COLUMNS[paper][1]}" in lines[name]
         assert paper in lines[name]
     assert set(lines) >= OWN
     assert main(["show", "upernet_swin_tiny_tl_align"]) == 0
     shown = capsys.readouterr().out
-    assert "reported: 44.7 % mIoU" in shown
+    assert "reported: 44.7 % mIoU, 46.5 % mIoU (MS), 56.4 % mAcc\n" in shown
     assert "differs from upernet_swin_tiny:\n  init: 'pretrained' -> 'runs/swin_tiny_tl_align'\n\n" in shown
     assert main(["show", "cascade_swin_base"]) == 0
     shown = capsys.readouterr().out
-    assert "reported: 51.9 % box AP" in shown
+    assert "reported: 51.9 % box AP, 45.0 % mask AP\n" in shown
     assert '"hidden": 1024' in shown
 
 

@@ -5,6 +5,8 @@ import torch
 
 from labelflow.engine.optim import make_schedule
 from labelflow.recipes import RECIPES, find
+from labelflow.recipes.methods import METHODS, find_method
+from labelflow.settings import differences
 from labelflow.spec import parse
 
 TABLE_1 = {  # top-1, image size
@@ -58,6 +60,7 @@ FINETUNED = ["lvvit_s_384", "lvvit_m_384", "lvvit_m_448", "lvvit_l_448_finetuned
 
 def is_row(name: str, table: int, top1: float) -> bool:
     paper, _, tables = find(name).paper.partition(", ")
+    tables = tables.partition("Figure")[0]
     numbers = tables.removeprefix("Tables ").removeprefix("Table ").replace(",", "").split()
     return (paper, find(name).aim) == ("Token Labeling", top1) and str(table) in numbers
 
@@ -108,6 +111,13 @@ def test_the_path_of_table_8_changes_the_model_alone() -> None:
     path = [find(name).recipe for name in ("lvvit_s_16_blocks", "lvvit_s_conv1", "lvvit_s_conv4", "lvvit_s_standard")]
     assert len({recipe.model for recipe in path}) == 4
     assert len({recipe.change(model="") for recipe in path}) == 1
+
+
+def test_relabel_is_smoothed_alike_everywhere() -> None:
+    compared = METHODS["relabel"].of(find("small_vit_cutmix").recipe.change(labels="labels"))
+    own = find_method("own=cutmix(alpha=1.0)/relabel").of(find("small_vit_cutmix").recipe)
+    found = [compared, own, *(find(name).recipe for name in ("lvvit_s_relabel", "lvvit_s_relabel_mixtoken", "lvvit_s"))]
+    assert {recipe.smoothing for recipe in found} == {0.1}
 
 
 # learning rate at a batch of 1024, MixUp, labels
@@ -173,6 +183,14 @@ def test_figures_4_and_5() -> None:
     models = ["deit_tiny", "deit_small", "deit_base", *(f"t2t_vit_{depth}" for depth in (7, 12, 14, 19, 24))]
     for model in models:
         assert find(f"{model}_token_label").recipe.training.scaled_lr == pytest.approx(1.6e-3)
+    for size in "tsm":
+        labelled, plain = find(f"lvvit_{size}"), find(f"lvvit_{size}_standard")
+        assert "Figure 5" in labelled.paper
+        assert "Figure 5" in plain.paper
+        kept = ("drop_path", "image_size", "test_crop", "epochs", "ema", "erasing", "smoothing")
+        changed = {name for name, _, _ in differences(labelled.recipe, plain.recipe)}
+        assert not changed & set(kept)
+        assert plain.recipe.target == "plain"
     # T2T-ViT's own: learning rate, weight decay
     for depth, lr, decay in ((7, 1e-3, 0.03), (12, 1e-3, 0.03), (14, 5e-4, 0.05), (19, 5e-4, 0.065), (24, 5e-4, 0.065)):
         training = find(f"t2t_vit_{depth}").recipe.training

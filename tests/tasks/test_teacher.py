@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 import labelflow as lf
 from helpers import box_mix
+from labelflow import classifier
 from labelflow.chance import generator
 from labelflow.classifier import Classifier, load
 from labelflow.cli import main
@@ -127,6 +129,17 @@ def test_an_imagenet_classifier_teaches_a_part_of_its_classes() -> None:
     with torch.no_grad():
         expected = load("test_resnet=random").model(images)[:, columns]
     assert_close(found.taught(images, mix).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_run_and_the_output_name_the_exact_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier, "create", lambda name, _, **arguments: timm.create_model(name, **arguments))
+    told: list[str] = []
+    wanted = recipe(VIT, "distill(kind='features')", teacher_size=64)
+    task = Classification(wanted, tell=told.append)
+    exact = VIT.replace("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k")
+    assert task.config["teacher_model"] == exact
+    assert told[-2] == f"teacher: {exact}, weights: pretrained"
+    assert told[-1].startswith("vit_tiny_patch16_224.augreg_in21k_ft_in1k was trained on ImageNet-21k, beyond ImageNet")
 
 
 def test_bf16_is_the_student_s(teacher: Path, known: Classifier) -> None:

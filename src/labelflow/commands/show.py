@@ -16,8 +16,7 @@ def show(recipe: Positional[str]) -> None:
         recipe: Its name; labelflow list shows all.
     """
     entry = find_any(recipe)
-    reported = f"{entry.aim} {entry.kind.unit}" if entry.aim else ""
-    facts = {"source": entry.source, "paper": entry.paper, "reported": reported, "command": entry.command}
+    facts = {"source": entry.source, "paper": entry.paper, "reported": entry.reported, "command": entry.command}
     print(f"{entry.name}: {entry.about}")
     for key, value in facts.items():
         if value:

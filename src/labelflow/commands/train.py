@@ -70,7 +70,7 @@ def transfer(model: str, args: Sequence[str]) -> None:
 
 def _train(entry: Entry[Any], args: Sequence[str]) -> None:
     kind = entry.kind
-    aim = f" The paper reports {entry.aim} {kind.unit} ({entry.paper})." if entry.aim else ""
+    aim = f" The paper reports {entry.reported} ({entry.paper})." if entry.reported else ""
     about = f"{entry.about}.{aim} Example: {entry.command}"
     _run(f"labelflow {kind.command} {entry.name}", entry.name, entry.recipe, about, args)
 

@@ -82,7 +82,7 @@ def _rates(optimizer: torch.optim.Optimizer, training: Training, length: int, wa
     how = {"warmup_t": warmup, "warmup_lr_init": training.warmup_lr, "warmup_prefix": False, "t_in_epochs": False}
     if training.schedule == "steps":
         ends = [round(part * length) + 1 for part in training.steps]  # timm counts from 1
-        return MultiStepLRScheduler(optimizer, ends, decay_rate=0.1, **how)
+        return MultiStepLRScheduler(optimizer, ends, decay_rate=training.step_factor, **how)
     if training.schedule == "linear":
         return PolyLRScheduler(optimizer, length, power=1.0, lr_min=training.min_lr, **how)
     lowest = training.scaled_lr if training.schedule == "constant" else training.min_lr

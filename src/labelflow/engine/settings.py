@@ -71,7 +71,9 @@ class Training:
     schedule: Literal["cosine", "linear", "steps", "constant"] = "cosine"
     """Schedule of the learning rate after the warm-up."""
     steps: tuple[float, ...] = (0.75, 11 / 12)
-    """For steps: the fractions of the run after which the learning rate is divided by ten."""
+    """For steps: the fractions of the run after which the learning rate is multiplied by step_factor."""
+    step_factor: float = 0.1
+    """For steps: see there."""
     schedule_step: Literal["update", "epoch"] = "update"
     """How often the learning rate changes."""
     schedule_lag: int = 0
@@ -143,6 +145,8 @@ class Training:
             raise ValueError(f"ema must be in [0, 1) (0: no average), not {self.ema}")
         if not all(0 < step < 1 for step in self.steps) or list(self.steps) != sorted(self.steps):
             raise ValueError(f"steps must be increasing fractions of the run, between 0 and 1, not {self.steps}")
+        if not 0 < self.step_factor <= 1:
+            raise ValueError(f"step_factor must lie in (0, 1], not {self.step_factor}")
         self._check_finetuning()
         if not self.updates and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, not {self.epochs}")

@@ -27,6 +27,7 @@ FIGURES: "Registry[Drawing]" = Registry(
         "accuracy": "labelflow.figures.accuracy",
         "participation": "labelflow.figures.participation",
         "annotators": "labelflow.figures.annotators",
+        "token_labels": "labelflow.figures.token_labels",
         "relevance": "labelflow.figures.relevance",
     }
 )

@@ -22,8 +22,7 @@ def draw(data: Data) -> Figure:
     figure, axes = new(1, 1, 7, 4.4)
     panel = axes[0, 0]
     models = list(dict.fromkeys(one.model for one in data.runs))
-    for one in data.runs:
-        panel.plot(one.value, one.top1, "o", color=colour(models.index(one.model)))
+    results.plot_points(panel, data.runs, [colour(models.index(one.model)) for one in data.runs])
     results.name_points(panel, data.runs, [shorten(one.run) for one in data.runs])
     panel.set_xlabel("parameters, millions")
     panel.set_ylabel("top-1 accuracy, %")

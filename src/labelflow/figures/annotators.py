@@ -57,8 +57,7 @@ def annotator_accuracy(store: Store, data: Settings) -> float:
 def draw(data: Data) -> Figure:
     figure, axes = new(1, 1, 6.4, 4.4)
     panel = axes[0, 0]
-    for place, one in enumerate(data.runs):
-        panel.plot(one.value, one.top1, "o", ms=8, color=colour(place))
+    results.plot_points(panel, data.runs, [colour(place) for place in range(len(data.runs))])
     pairs = zip(data.runs, data.annotators, strict=True)
     results.name_points(panel, data.runs, [f"{shorten(one.run)}\n{shorten(annotator)}" for one, annotator in pairs])
     panel.set_xlabel("how often the annotator is right, %")

@@ -39,20 +39,42 @@ def results_of(folders: Sequence[object], value: Callable[[Run, Recipe], float])
     return results
 
 
+def plot_points(panel: Axes, results: Sequence[Result], colours: Sequence[str]) -> None:
+    """Runs as points. One that would cover others is a ring around them."""
+    for place, (one, colour) in enumerate(zip(results, colours, strict=True)):
+        covered = _near(results, place, POINT)
+        size, fill = 6 + 5 * covered, "none" if covered else colour
+        panel.plot(one.value, one.top1, "o", ms=size, mfc=fill, mew=1.5, color=colour)
+
+
 def name_points(panel: Axes, results: Sequence[Result], names: Sequence[str]) -> None:
-    """Names beside their points, towards the middle; of those that share a place, every second goes below."""
+    """Names beside their points, towards the middle; those that share a place go above and below it in turn."""
     middle = (min(one.value for one in results) + max(one.value for one in results)) / 2
     for place, (one, name) in enumerate(zip(results, names, strict=True)):
-        near = sum(abs(one.top1 - other.top1) < 2 and one.value == other.value for other in results[:place])
-        right, below = one.value > middle, near % 2 == 1
+        far, below = divmod(_near(results, place, LINE), 2)
+        right, away = one.value > middle, 4 + far * 15 * (1 + name.count("\n"))
         panel.annotate(
             name,
             (one.value, one.top1),
-            (-7 if right else 7, -4 if below else 4),
+            (-7 if right else 7, -away if below else away),
             textcoords="offset points",
             ha="right" if right else "left",
             va="top" if below else "bottom",
         )
+
+
+POINT, LINE = 0.03, 0.07  # what a point and a line of text take up of a panel's height, or a little more
+
+
+def _near(results: Sequence[Result], place: int, part: float) -> int:
+    """How many of the results before a place are within that part of the panel's height and 2 % of its width."""
+    one = results[place]
+    heights, widths = ([getattr(each, name) for each in results] for name in ("top1", "value"))
+    high, wide = max(heights) - min(heights), max(widths) - min(widths)
+    return sum(
+        abs(one.top1 - other.top1) <= part * high and abs(one.value - other.value) <= 0.02 * wide
+        for other in results[:place]
+    )
 
 
 def summary(results: Sequence[Result], head: str) -> str:

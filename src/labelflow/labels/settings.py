@@ -36,7 +36,8 @@ class Annotate:
     """An annotator, what it annotates, and how."""
 
     model: str
-    """A timm classifier, such as dm_nfnet_f6 or tf_efficientnet_lite0, or the folder of a run."""
+    """A timm classifier, such as dm_nfnet_f6.dm_in1k or tf_efficientnet_lite0, or the folder of a run. A name without a
+    tag stands for the weights that timm chooses, which are named in the store."""
     out: Path
     """The folder of the labels."""
     weights: str = ""

@@ -10,7 +10,9 @@ from typing import Any
 import timm
 import torch
 from safetensors import SafetensorError
+from timm.layers import resample_abs_pos_embed
 from timm.models import load_state_dict
+from timm.models.cait import Cait
 from torch import Tensor, nn
 
 from labelflow.files import check_file
@@ -50,7 +52,8 @@ def _with_weights(model: str, name: str, init: str, arguments: dict[str, Any]) -
             what = f"could not load timm's pretrained weights for {name}{hint}"
             raise ValueError(f"{what}: {first_line(error)}") from None
     fresh = _create(model, name, **arguments)
-    weights = _with_classifier(packaged_weights(name) if init == "packaged" else read_weights(init), fresh)
+    weights = packaged_weights(name) if init == "packaged" else read_weights(init)
+    weights = _with_classifier(_with_positions(weights, fresh), fresh)
     overlay = {
         "state_dict": weights,
         "num_classes": fresh.num_classes,
@@ -107,6 +110,15 @@ def _with_classifier(weights: dict[str, Tensor], fresh: nn.Module) -> dict[str, 
             if key in own and (key not in weights or weights[key].shape != own[key].shape):
                 weights = {**weights, key: own[key]}
     return weights
+
+
+def _with_positions(weights: dict[str, Tensor], fresh: nn.Module) -> dict[str, Tensor]:
+    """The weights, with a CaiT's positions (1, h·w, D) for its own grid, which timm interpolates for other models."""
+    given = weights.get("pos_embed")
+    if not isinstance(fresh, Cait) or given is None or given.shape[1] == fresh.pos_embed.shape[1]:
+        return weights
+    grid = list(fresh.patch_embed.grid_size)
+    return {**weights, "pos_embed": resample_abs_pos_embed(given, grid, num_prefix_tokens=0)}
 
 
 def first_line(error: BaseException) -> str:

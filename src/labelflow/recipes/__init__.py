@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from labelflow.recipes import (
+    baselines,
     deit3,
     detection,
     distillation,
@@ -42,7 +43,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *_of("DeiT III", deit3.ENTRIES),
         *distillation.ENTRIES,
         *merging.ENTRIES,
-        *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
+        *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES, baselines.ENTRIES),
     )
 }
 

@@ -35,6 +35,8 @@ def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
             f"{annotator.architecture} annotates {len(source)} images of {len(source.classes)} classes at "
             f"{annotator.preprocessing.size} pixels, in {options.out}"
         )
+        if annotator.data_notice:
+            progress.say(annotator.data_notice)
         return annotate(
             source,
             annotator,

@@ -131,6 +131,9 @@ class Classification(Evaluation):
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
         self.teacher = make_teacher(recipe, self.target, self.classes, self.multi_label)
+        if self.teacher:
+            for line in self.teacher.about:
+                tell(line)
         torch.manual_seed(seed_of(recipe.training.seed, Purpose.WEIGHTS))
         make = create_for_any_size if self.growth else create
         model = make(name, init=weights_file(recipe.init), **arguments)
@@ -162,6 +165,7 @@ class Classification(Evaluation):
             "image_labels": [labels_checksum(source) for source in (self.train_source, self.eval_source)],
             "dense_labels": self.labels,
             "teacher": self.teacher.key if self.teacher else "",
+            "teacher_model": self.teacher.name if self.teacher else "",
             "class_weights": weights_checksum(self.loss),
             "guide_parameters": guide_parameters(self.mixer) + (self.teacher.parameters if self.teacher else 0),
         }

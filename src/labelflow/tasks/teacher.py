@@ -48,6 +48,9 @@ class Teacher:
         if need == "logits" or annotates:  # features know no classes
             columns = teacher_columns(classifier, recipe, classes, several)
         self.key, self.several = classifier.key, several
+        self.name = classifier.architecture
+        who = f"teacher: {self.name}, weights: {classifier.weights}"
+        self.about = [line for line in (who, classifier.data_notice) if line]  # for people
         self.need, self.annotates, self.top = need, annotates, recipe.teacher_top
         self.size, self.data = classifier.preprocessing.size, recipe.data
         self.mean, self.std = classifier.preprocessing.mean, classifier.preprocessing.std
