@@ -4,8 +4,9 @@ the same step with `Aligned`, and (for ViT, Swin, PVT) a naive dense version, in
     python benchmarks/step_overhead.py --models deit_small_patch16_224 --batch 8 --rounds 15
 
 Time is the process's CPU time on one thread, as a ratio to the plain step beside it; "labels" is what moving labels
-took inside the aligned steps themselves, which noise between steps cannot touch. Memory is the peak above what was held
-before the step. Prints a table, and writes out/step_overhead.json and .png.
+took inside the aligned steps themselves, which noise between steps cannot touch. With `--merge-tokens 13` the naive
+version makes way for a model that merges 13 tokens in each block, alone ("merging") and aligned ("both"). Memory is the
+peak above what was held before the step. Prints a table, and writes out/step_overhead.json and .png.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from naive import Naive
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import labelflow as lf
 from labelflow.follow import Follower
+from labelflow.models.create import create
 
 MODELS = [
     *("deit_small_patch16_224", "swin_tiny_patch4_window7_224", "pvt_small"),
@@ -38,25 +41,31 @@ MODELS = [
 Step = Callable[[], Tensor]
 
 
-def steps(name: str, batch: int) -> dict[str, Step]:
+def steps(name: str, batch: int, merge: int) -> dict[str, Step]:
     """Ways to take the same training step, each on a copy of a model."""
     torch.manual_seed(0)
-    plain_model, aligned_model, naive_model = (timm.create_model(name) for _ in range(3))
-    aligned = lf.Aligned(aligned_model)
-    images = torch.randn(batch, *plain_model.default_cfg["input_size"])
+    images = torch.randn(batch, *timm.get_pretrained_cfg(name).input_size)
     y = lf.soft_labels(torch.randint(0, 1000, (batch,)), 1000, smoothing=0.1)
     cutmix = lf.CutMix(alpha=1.0)
 
-    def plain_step() -> Tensor:
+    def plain_step(model: nn.Module) -> Tensor:
         mix = cutmix(images, torch.Generator().manual_seed(1))
-        return F.cross_entropy(plain_model(mix.apply(images)), mix.blend(y))
+        return F.cross_entropy(model(mix.apply(images)), mix.blend(y))
 
-    def aligned_step() -> Tensor:
+    def aligned_step(aligned: lf.Aligned) -> Tensor:
         mix = cutmix(images, torch.Generator().manual_seed(1))
         logits, share = aligned(mix.apply(images), mix.share)
         return F.cross_entropy(logits, mix.blend(y, share))
 
-    ways = {"plain": plain_step, "aligned": aligned_step}
+    ways: dict[str, Step] = {
+        "plain": partial(plain_step, timm.create_model(name)),
+        "aligned": partial(aligned_step, lf.Aligned(timm.create_model(name))),
+    }
+    if merge:
+        merging = f"{name}(merge_tokens={merge})"
+        ways["merging"] = partial(plain_step, create(merging))
+        return {**ways, "both": partial(aligned_step, lf.Aligned(create(merging)))}
+    naive_model = timm.create_model(name)
     if not isinstance(naive_model, Naive.KNOWN):
         return ways
     naive = Naive(naive_model)
@@ -107,8 +116,8 @@ def peak_bytes(step: Step) -> int:
     return peak
 
 
-def measure(name: str, batch: int, rounds: int, watch: Stopwatch) -> dict[str, dict[str, float]]:
-    ways = steps(name, batch)
+def measure(name: str, batch: int, rounds: int, merge: int, watch: Stopwatch) -> dict[str, dict[str, float]]:
+    ways = steps(name, batch, merge)
     for step in ways.values():  # once, so that gradients exist and memory is counted alike
         step().backward()
     memory = {way: peak_bytes(step) for way, step in ways.items()}
@@ -164,6 +173,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, help="timm model names")
     parser.add_argument("--batch", type=int, default=8, help="images in a step")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
+    parser.add_argument(
+        "--merge-tokens", type=int, default=0, help="also steps in which each block merges so many tokens"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for JSON and plot")
     args = parser.parse_args()
 
@@ -171,7 +183,7 @@ def main() -> None:
     results, watch = {}, Stopwatch()
     print(f"{'model':32}{'step':14}{'ms':>9}{'time':>9}{'quartiles':>18}{'labels':>9}{'memory':>9}")
     for name in args.models:
-        results[name] = measure(name, args.batch, args.rounds, watch)
+        results[name] = measure(name, args.batch, args.rounds, args.merge_tokens, watch)
         for way, row in results[name].items():
             quartiles = f"{row['low']:.3f} to {row['high']:.3f}"
             print(

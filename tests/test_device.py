@@ -203,7 +203,7 @@ def test_other_tests_see_no_device() -> None:
 
 def same(found: lf.Mix, expected: lf.Mix) -> None:
     """Bit for bit."""
-    for name in ("partner", "share", "sources", "drawn"):
+    for name in ("partner", "share", "sources", "drawn", "box"):
         here, there = getattr(found, name), getattr(expected, name)
         assert (here is None) == (there is None)
         assert here is None or torch.equal(here.host, there)
@@ -220,7 +220,7 @@ def test_mixers(name: str) -> None:
         log.clear()
         mix = mixer(there, seeded(), **shown)
         mixed, labels = mix.apply(there), mix.blend(there.mean((2, 3)))
-        mix.tokens((4, 4)), mix.places((4, 4))
+        mix.tokens((4, 4)), mix.move(there.mean(1).flatten(1)[:, :16].unsqueeze(-1), (4, 4))
     check(log)
     same(mix, expected)
     assert torch.equal(mixed.host, expected.apply(images))
@@ -309,6 +309,23 @@ def test_targets(name: str, mixer: Any) -> None:
     with pretending() as log:
         step(TARGETS[name](), mixer, log)
     check(log)
+
+
+def test_a_batch_in_the_next_one() -> None:
+    images, labels = torch.rand(4, 3, 32, 32), torch.rand(8, 5)
+    expected = lf.RecursiveMix(per="sample")(images, seeded(), earlier=images)
+    with pretending() as log:
+        target = TARGETS["recursive_mix"]()
+        student, there = target.student(build("vit")).to(DEVICE).train(), images.to(DEVICE)
+        truth = Truth(labels.to(DEVICE), earlier=labels[:4].to(DEVICE))
+        log.clear()
+        mix = lf.RecursiveMix(per="sample")(there, seeded(), earlier=there)
+        mix.move(there.flatten(2).mean(1)[:, :16].unsqueeze(-1).repeat(2, 1, 1), (4, 4))
+        mixed = mix.apply(torch.cat([there, there]))
+        lf.total(target(student(mixed, mix), truth, mix)).backward()
+    check(log)
+    same(mix, expected)
+    assert torch.equal(mixed.host, expected.apply(torch.cat([images, images])))
 
 
 @pytest.mark.parametrize("family", ["vit", "swin", "pvt v2", "lvvit"])

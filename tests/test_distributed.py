@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import labelflow as lf
@@ -107,6 +108,19 @@ def test_a_sharded_run_resumes_identically(results: dict[str, list[Any]]) -> Non
         alone, resumed, _ = ([line for line in lines if line["kind"] == "eval"] for lines in rank["metrics"])
         assert alone == resumed
         assert "ema_top1" in alone[0]
+
+
+def test_batches_are_remembered_as_by_one_process(results: dict[str, list[Any]], tmp_path: Path) -> None:
+    """Which images are pasted into which, and what they show, does not depend on the number of processes."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    train_run(workers.RECURSIVE, tmp_path, resume=False, quiet=True)
+    expected = load_file(tmp_path / workers.MEMORY)
+    for rank in results["fsdp_runs"]:
+        assert rank["memory"].keys() == expected.keys()
+        for name in ("images", "classes", "epoch"):
+            assert torch.equal(rank["memory"][name], expected[name])
+        assert_close(rank["memory"]["logits"], expected["logits"], atol=1e-5, rtol=0)
+    assert len(expected["images"]) == workers.RECURSIVE.training.batch // workers.RECURSIVE.training.micro_batch > 1
 
 
 def test_several_labels_are_evaluated_exactly(results: dict[str, list[Any]]) -> None:

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -113,8 +114,10 @@ def test_places_follow_the_cells_that_were_moved(cells: int, rows: int, columns:
     chance = torch.Generator().manual_seed(seed)
     sources = torch.randint(0, cells * cells, (2, 2, cells, cells), generator=chance)
     mix = lf.Mix(torch.tensor([1, 0]), torch.ones(2, 1, 4 * cells, 4 * cells), sources=sources)
-    for which, places in enumerate(mix.places((rows, columns))):
-        assert places.shape == (2, rows * columns)
+    numbers = torch.arange(rows * columns).expand(2, -1).unsqueeze(-1)
+    for which, moved in enumerate(mix.move(numbers, (rows, columns))):
+        assert moved.shape == (2, rows * columns, 1)
+        places = moved.squeeze(-1)
         for image in range(2):
             for row in range(rows):
                 for column in range(columns):
@@ -128,8 +131,79 @@ def test_places_follow_the_cells_that_were_moved(cells: int, rows: int, columns:
                     assert places[image, row * columns + column] == int(at_row) * columns + int(at_column)
     if rows % cells == 0 and columns % cells == 0:  # as pixels move
         maps = torch.rand(2, 1, rows, columns, generator=chance)
-        own, pasted = mix.places((rows, columns))
-        assert torch.equal(maps.flatten(1).gather(1, own), mix.own(maps).flatten(1))
-        assert torch.equal(maps[mix.partner].flatten(1).gather(1, pasted), mix.pasted(maps).flatten(1))
-    still = lf.Mix(torch.tensor([1, 0]), torch.ones(2, 1, 8, 8)).places((rows, columns))[1]
-    assert torch.equal(still, torch.arange(rows * columns).expand(2, -1))
+        own, pasted = mix.move(maps.flatten(2).mT, (rows, columns))
+        assert torch.equal(own, mix.own(maps).flatten(2).mT)
+        assert torch.equal(pasted, mix.pasted(maps).flatten(2).mT)
+    still = lf.Mix(torch.tensor([1, 0]), torch.ones(2, 1, 8, 8)).move(numbers, (rows, columns))[1]
+    assert torch.equal(still, numbers)
+
+
+@st.composite
+def resized(draw: st.DrawFn) -> lf.Mix:
+    """Three images of 12×8 pixels, each with a box in which its partner is seen."""
+    box = torch.zeros(3, 4, dtype=torch.long)
+    share = torch.ones(3, 1, 12, 8)
+    for image in range(3):
+        top, bottom = sorted(draw(st.lists(st.integers(0, 12), min_size=2, max_size=2)))
+        left, right = sorted(draw(st.lists(st.integers(0, 8), min_size=2, max_size=2)))
+        box[image] = torch.tensor([top, left, bottom, right])
+        share[image, :, top:bottom, left:right] = 0
+    return lf.Mix(torch.tensor([1, 2, 0]), share, box=box)
+
+
+@given(resized())
+def test_a_partner_is_resized_into_its_box(mix: lf.Mix) -> None:
+    assert mix.box is not None
+    images = torch.rand(3, 2, 12, 8)
+    mixed = mix.apply(images)
+    for image, (top, left, bottom, right) in enumerate(mix.box.tolist()):
+        expected = images[image].clone()
+        if bottom > top and right > left:
+            partner = images[int(mix.partner[image])].unsqueeze(0)
+            expected[:, top:bottom, left:right] = F.interpolate(partner, (bottom - top, right - left))[0]
+        assert torch.equal(mixed[image], expected)
+
+
+@given(resized(), st.sampled_from([(3, 2), (2, 4), (4, 8), (12, 8), (1, 1)]))
+def test_labels_of_tokens_are_resized_exactly(mix: lf.Mix, grid: tuple[int, int]) -> None:
+    """As if each pixel had its token's label, and were resized with the image: the mean over a token's pixels."""
+    rows, columns = 12 // grid[0], 8 // grid[1]
+    labels = torch.rand(3, grid[0] * grid[1], 5)
+    pixels = labels.mT.unflatten(2, grid).repeat_interleave(rows, 2).repeat_interleave(columns, 3)
+    expected = F.avg_pool2d(mix.apply(pixels), (rows, columns)).flatten(2).mT
+    own, pasted = mix.move(labels, grid)
+    share = mix.tokens(grid).flatten(1).unsqueeze(-1)
+    assert_close(share * own + (1 - share) * pasted, expected)
+    every = torch.arange(5).expand(3, 1, 5)
+    sparse = lf.Sparse(every, labels, torch.zeros(labels.shape[:2]))
+    assert_close(sparse.mixed_tokens(mix, grid).dense(5), expected)
+    # Here each token names classes of its own.
+    apart = lf.Sparse(
+        every.expand_as(labels), labels, torch.zeros(labels.shape[:2])
+    )  # each token names its own classes
+    assert_close(apart.mixed_tokens(mix, grid).dense(5), expected)
+
+
+def test_partners_of_a_larger_pool() -> None:
+    mix = lf.Mix(torch.tensor([3, 0]), torch.full((2, 1, 4, 4), 0.25), pool=4)
+    images, values = torch.rand(4, 3, 4, 4), torch.rand(4, 5)
+    assert_close(mix.apply(images), 0.25 * images[:2] + 0.75 * images[[3, 0]])
+    assert_close(mix.blend(values), 0.25 * values[:2] + 0.75 * values[[3, 0]])
+    assert_close(mix.blend(values, torch.tensor([1.0, 0.0])), values[[0, 0]])
+    for wrong in (images[:2], images[:3]):
+        with pytest.raises(ValueError, match="4, 4, 4, not"):
+            mix.apply(wrong)
+    with pytest.raises(ValueError, match="at least the 2 images"):
+        lf.Mix(mix.partner, mix.share, pool=1)
+
+
+def test_what_cannot_be_together() -> None:
+    two, share = torch.tensor([1, 0]), torch.ones(2, 1, 4, 4)
+    box, sources = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 2, 2, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="not both"):
+        lf.Mix(two, share, box=box, sources=sources)
+    for given_too in ({"box": box}, {"sources": sources}, {"pool": 4}):
+        with pytest.raises(ValueError, match="a mix of tokens has none of them"):
+            lf.Mix(two, share, at="tokens", **given_too)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"box must have the shape \(B, 4\) = \(2, 4\)"):
+        lf.Mix(two, share, box=box[:1])

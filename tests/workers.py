@@ -154,6 +154,10 @@ LVVIT = Recipe(
 )
 
 
+RECURSIVE = LVVIT.change(mixer="recursivemix", target="recursive_mix", epochs=1, save_updates=2, freeze=())
+MEMORY = "checkpoints/00000002/memory.safetensors"
+
+
 def fsdp_runs(rank: int) -> dict[str, object]:
     """Runs that Accelerate shards as it does on GPUs: left alone, interrupted between two evaluations; and one in bf16,
     with a fused optimizer, which are a GPU's defaults."""
@@ -180,6 +184,7 @@ def fsdp_runs(rank: int) -> dict[str, object]:
         loop, "make_optimizer", lambda student, training, device: make_optimizer(student, training, "cuda")
     ):
         rounded = train("rounded", LVVIT.change(precision="bf16", epochs=1, freeze=("blocks.0",)))
+    remembering = train("remembering", RECURSIVE)
     with pytest.raises(ValueError, match="CUDA graphs, which do not go with sharded weights"):
         train("graphs", LVVIT.change(compile="reduce-overhead"))
     names = ("last.safetensors", "checkpoints/00000006/model.safetensors", "checkpoints/00000006/ema.safetensors")
@@ -187,6 +192,7 @@ def fsdp_runs(rank: int) -> dict[str, object]:
         "alone": {name: load_file(alone / name) for name in names},
         "resumed": {name: load_file(resumed / name) for name in names},
         "metrics": [Run(one).metrics() for one in (alone, resumed, rounded)],
+        "memory": load_file(remembering / MEMORY),
     }
 
 

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
         NoMix,
         PuzzleMix,
         RandomPatches,
+        RecursiveMix,
+        ResizeMix,
         SaliencyMix,
         SMMix,
         TokenMix,
     )
+    from labelflow.models.merging import merge_tokens
     from labelflow.predictions import Prediction, Predictions
     from labelflow.sparse import Sparse, TokenLabels, sparse_cross_entropy
 else:
@@ -57,6 +60,8 @@ __all__ = [
     "Predictions",
     "PuzzleMix",
     "RandomPatches",
+    "RecursiveMix",
+    "ResizeMix",
     "SMMix",
     "SaliencyMix",
     "Sparse",
@@ -72,6 +77,7 @@ __all__ = [
     "flow",
     "load",
     "make_loss",
+    "merge_tokens",
     "mixers",
     "models",
     "robust",

@@ -125,7 +125,7 @@ def _attend_fused(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | Non
     # Kernels want values as wide as the keys (CPU), or at least aligned (CUDA, in float32).
     width = max(query.shape[-1], labels.shape[-1]) if query.device.type == "cpu" else 8 * -(-labels.shape[-1] // 8)
     values = F.pad(labels, (0, width - labels.shape[-1])).unsqueeze(1).expand(-1, query.shape[1], -1, -1)
-    if bias is not None and len(bias) > 1:
+    if bias is not None and 1 < len(bias) < len(query):
         bias = bias.repeat(len(query) // len(bias), 1, 1, 1)
     mixed = F.scaled_dot_product_attention(
         query.float(), key.float(), values, attn_mask=None if bias is None else bias.float(), scale=scale

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from labelflow.adapters.registry import MODELS, MODULES, Observed, known_model, known_module, load_optional
+from labelflow.adapters.registry import MODELS, MODULES, Observed, identity, known_model, known_module, load_optional
 from labelflow.flow import Labels
 from labelflow.tokens import embedding_of
 
@@ -125,7 +125,8 @@ class Follower:
         self.watches_blocks = any(MODULES[kinds[module]].taps(module) for module in chosen)
         self.hooks = Hooks([])
         for module, kind in kinds.items():
-            taps = {} if module in left_out else MODULES[kind].taps(module)
+            blind = module in left_out and MODULES[kind].idle is identity
+            taps = {} if blind else MODULES[kind].taps(module)
             plan = MODULES[kind].plan
             move = _MoveHook(
                 self.current,

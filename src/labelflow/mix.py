@@ -3,6 +3,7 @@
 Shapes: B batch, C channels or classes, H×W pixels, h×w a token grid.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,10 @@ class Mix:
     sources: Tensor | None = None  # (B, 2, h, w) long: for mixers that move cells of an image, the cell that each cell
     # shows, of the own image and of the partner's, counted row by row. None: everything stays at its place
     drawn: Tensor | None = None  # (B,) λ as it was drawn, if labels that are not aligned go by it. None: by the area
+    box: Tensor | None = None  # (B, 4) long: top, left, bottom, right of the pixels into which the whole partner is
+    # resized, inside the image. None: it keeps its size
+    pool: int = 0  # how many images, the B mixed ones first, partners are taken from, if more than these: those of an
+    # earlier batch, say. All that belongs to images then comes for the whole pool
 
     def __post_init__(self) -> None:
         if self.share.ndim != 4 or self.share.shape[1] != 1:
@@ -48,8 +53,14 @@ class Mix:
             raise ValueError(f"sources must have the shape (B, 2, h, w), not {tuple(self.sources.shape)}")
         if self.drawn is not None and self.drawn.shape != self.partner.shape:
             raise ValueError(f"drawn must have the shape (B,) = ({len(self.partner)},), not {tuple(self.drawn.shape)}")
-        if self.sources is not None and self.at == "tokens":
-            raise ValueError("sources move pixels; a mix of tokens has none")
+        if self.box is not None and self.box.shape != (len(self.partner), 4):
+            raise ValueError(f"box must have the shape (B, 4) = ({len(self.partner)}, 4), not {tuple(self.box.shape)}")
+        if self.pool and self.pool < len(self.partner):
+            raise ValueError(f"pool must hold at least the {len(self.partner)} images that are mixed, not {self.pool}")
+        if self.sources is not None and self.box is not None:
+            raise ValueError("a mix either moves cells (sources) or resizes the partner (box), not both")
+        if self.at == "tokens" and not (self.sources is None and self.box is None and not self.pool):
+            raise ValueError("sources, box and pool are for pixels; a mix of tokens has none of them")
         _, _, height, width = self.share.shape
         if self.share.stride() != (height * width, height * width, width, 1):
             # One layout, whatever a mixer expands: compiled models are compiled once.
@@ -66,10 +77,10 @@ class Mix:
 
     def apply(self, images: Tensor) -> Tensor:
         """Mix the images, (B, C, H, W): Eq. 1. The input is left as it is, and comes back where tokens are mixed."""
-        if images.shape[:1] != self.share.shape[:1] or images.shape[2:] != self.share.shape[2:]:
+        if len(images) != self._images or images.shape[2:] != self.share.shape[2:]:
             raise ValueError(
                 f"this mix was made for images of shape (B, C, H, W) with B, H, W = "
-                f"{self.share.shape[0]}, {self.share.shape[2]}, {self.share.shape[3]}, not {tuple(images.shape)}"
+                f"{self._images}, {self.share.shape[2]}, {self.share.shape[3]}, not {tuple(images.shape)}"
             )
         if not images.is_floating_point():
             raise ValueError(f"images must be floating point to be mixed, not {images.dtype}; normalise them first")
@@ -77,13 +88,23 @@ class Mix:
             return images
         return torch.lerp(self.pasted(images), self.own(images), self.share.to(images.dtype))
 
+    def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What belongs to each image, and to its partner: (B, ...) each, of values for all of them."""
+        if len(values) != self._images:
+            raise ValueError(f"there must be one value for each of the {self._images} images, not {len(values)}")
+        return values[: len(self.partner)], values[self.partner]
+
     def own(self, maps: Tensor) -> Tensor:
-        """What belongs to the places of the own image, (B, C, H, W), where they lie in the mixed one."""
-        return maps if self.sources is None else _moved(maps, self.sources[:, 0])
+        """What belongs to the pixels of the own image, (B, C, H, W), where they lie in the mixed one."""
+        own, _ = self.pair(maps)
+        return own if self.sources is None else _move_cells(own, self.sources[:, 0])
 
     def pasted(self, maps: Tensor) -> Tensor:
-        """What belongs to the places of the partner's image, (B, C, H, W), where they lie in the mixed one."""
-        return maps[self.partner] if self.sources is None else _moved(maps[self.partner], self.sources[:, 1])
+        """What belongs to the pixels of the partner's image, (B, C, H, W), where they lie in the mixed one."""
+        _, pasted = self.pair(maps)
+        if self.sources is not None:
+            return _move_cells(pasted, self.sources[:, 1])
+        return pasted if self.box is None else _resize_into(pasted, self.box)
 
     def apply_to_tokens(self, tokens: Tensor) -> Tensor:
         """Mix tokens (B, h·w, D) that lie on a grid, row by row: Eq. 5 of Token Labeling."""
@@ -104,9 +125,9 @@ class Mix:
         `share` (B,) is how much of the own value to keep: what `Aligned` returns. Left out it is λ, plain CutMix's.
         """
         share = self.lam if share is None else share
-        if values.shape[:1] != share.shape or share.shape != self.partner.shape:
+        if len(values) != self._images or share.shape != self.partner.shape:
             raise ValueError(
-                f"blending needs one share (B,) and one value (B, ...) for each of the {len(self.partner)} images, "
+                f"blending needs one share (B,) and one value (B, ...) for each of the {self._images} images, "
                 f"not share {tuple(share.shape)} and values {tuple(values.shape)}"
             )
         if not values.is_floating_point():
@@ -114,28 +135,42 @@ class Mix:
                 f"values must be floating point to be blended, not {values.dtype}; turn class ids or multi-hot "
                 "targets into soft ones first, with labelflow.soft_labels(classes, num_classes)"
             )
-        own = share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
-        return torch.lerp(values[self.partner], values, own)
+        own, pasted = self.pair(values)
+        return torch.lerp(pasted, own, share.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1)))
 
-    def places(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Which token of the own image, and of the partner's, lies at each place of a grid: (B, h·w) each, counted row
-        by row. Where the grid does not divide into the cells that were moved, it is the token at the place's middle."""
-        if self.sources is None:
-            place = torch.arange(grid[0] * grid[1], device=self.share.device).expand(len(self.partner), -1)
-            return place, place
-        cells = (self.sources.shape[2], self.sources.shape[3])
-        (row, down), (column, right) = (
-            _in_cells(side, count, self.share.device) for side, count in zip(grid, cells, strict=True)
-        )
-        source = self.sources[:, :, row][..., column]  # (B, 2, h, w)
-        rows = (2 * grid[0] * (source // cells[1]) + down[:, None]) // (2 * cells[0])
-        columns = (2 * grid[1] * (source % cells[1]) + right) // (2 * cells[1])
-        own, pasted = (rows * grid[1] + columns).flatten(2).unbind(1)
+    def move(self, values: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """What belongs to tokens on a grid, (B, h·w, V), row by row, where they lie in the mixed image: of the own
+        image and of the partner's. A token in which several of the partner's were made smaller has their mean, by area.
+        Where the grid does not divide into cells that were moved, it is the token at each place's middle."""
+        own, pasted = self.pair(values)
+        if self.sources is not None:
+            places = (place.unsqueeze(-1).expand_as(own) for place in self._places(self.sources, grid))
+            own, pasted = (part.gather(1, place) for part, place in zip((own, pasted), places, strict=True))
+        elif self.box is not None:
+            top, left, bottom, right = self.box.unbind(1)
+            rows = _resize_weights(top, bottom, self.share.shape[2], grid[0])  # (B, h, h)
+            columns = _resize_weights(left, right, self.share.shape[3], grid[1])
+            pasted = torch.einsum("bir,bjc,brcv->bijv", rows, columns, pasted.unflatten(1, grid)).flatten(1, 2)
         return own, pasted
 
     def tokens(self, grid: tuple[int, int]) -> Tensor:
         """How much of each token is one's own, (B, h, w): its area fraction, for any grid."""
         return F.adaptive_avg_pool2d(self.share, grid).squeeze(1)
+
+    @property
+    def _images(self) -> int:
+        return self.pool or len(self.partner)
+
+    def _places(self, sources: Tensor, grid: tuple[int, int]) -> Iterator[Tensor]:
+        """Which token of the own image, and of the partner's, lies at each place of a grid: (B, h·w) each"""
+        cells = (sources.shape[2], sources.shape[3])
+        (row, down), (column, right) = (
+            _in_cells(side, count, sources.device) for side, count in zip(grid, cells, strict=True)
+        )
+        source = sources[:, :, row][..., column]  # (B, 2, h, w)
+        rows = (2 * grid[0] * (source // cells[1]) + down[:, None]) // (2 * cells[0])
+        columns = (2 * grid[1] * (source % cells[1]) + right) // (2 * cells[1])
+        return iter((rows * grid[1] + columns).flatten(2).unbind(1))
 
 
 def _in_cells(side: int, cells: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -144,7 +179,7 @@ def _in_cells(side: int, cells: int, device: torch.device) -> tuple[Tensor, Tens
     return middle // (2 * side), middle % (2 * side)
 
 
-def _moved(maps: Tensor, sources: Tensor) -> Tensor:
+def _move_cells(maps: Tensor, sources: Tensor) -> Tensor:
     """Maps (B, C, H, W) whose cells, h×w of them, show other cells (B, h, w)."""
     batch, channels, height, width = maps.shape
     rows, columns = sources.shape[1:]
@@ -154,3 +189,30 @@ def _moved(maps: Tensor, sources: Tensor) -> Tensor:
     cells = cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, h·w, C, H/h, W/w)
     taken = cells[torch.arange(batch, device=maps.device)[:, None], sources.flatten(1)]
     return taken.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5).reshape(maps.shape)
+
+
+def _resize_into(maps: Tensor, box: Tensor) -> Tensor:
+    """Maps (B, C, H, W), each resized into its box (B, 4); what lies around the box is of no use."""
+    height, width = maps.shape[2:]
+    top, left, bottom, right = box.unbind(1)
+    row, column = _shown(top, bottom, height), _shown(left, right, width)
+    pixel = (row.unsqueeze(2) * width + column.unsqueeze(1)).flatten(1)  # (B, H·W)
+    return maps.flatten(2).gather(2, pixel.unsqueeze(1).expand(-1, maps.shape[1], -1)).view_as(maps)
+
+
+def _shown(start: Tensor, end: Tensor, side: int) -> Tensor:
+    """The pixel of a line that each pixel shows after the line was resized to [start, end): (B,), (B,) -> (B, side).
+    The nearest one, as of `F.interpolate`: ⌊i·side/length⌋ for pixel i of the interval."""
+    place = torch.arange(side, device=start.device) - start.unsqueeze(1)
+    return (place * side // (end - start).clamp(min=1).unsqueeze(1)).clamp(0, side - 1)
+
+
+def _resize_weights(start: Tensor, end: Tensor, side: int, tokens: int) -> Tensor:
+    """How much of each of a line's tokens the tokens show that lie in [start, end) after the line was resized to it,
+    where they do: (B,), (B,) -> (B, tokens, tokens), rows that sum to 1, or to 0 outside"""
+    place = torch.arange(side, device=start.device)
+    inside = (place >= start.unsqueeze(1)) & (place < end.unsqueeze(1))  # (B, side)
+    token = _shown(start, end, side) * tokens // side  # (B, side): the one that each pixel shows
+    shown = (token.unsqueeze(1) == torch.arange(tokens, device=start.device).unsqueeze(1)) & inside.unsqueeze(1)
+    weights = F.adaptive_avg_pool1d(shown.float(), tokens).mT  # (B, tokens, side) -> (B, tokens, tokens)
+    return weights / weights.sum(2, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)

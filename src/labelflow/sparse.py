@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from labelflow.mix import Mix
+
 
 class Sparse(NamedTuple):
     """Soft labels over C classes of which only a few matter: every class has `rest`, a few have more.
@@ -36,7 +38,8 @@ class Sparse(NamedTuple):
 
     def mixed(self, partner: Tensor, share: Tensor) -> "Sparse":
         """share·y + (1-share)·y of the partner (B,), for shares (B, ...) as `rest`: Token Labeling, Eqs. 6 and 7."""
-        return self.blended(Sparse(*(part[partner] for part in self)), share)
+        own, pasted = (Sparse(*(part[which] for part in self)) for which in (slice(len(partner)), partner))
+        return own.blended(pasted, share)
 
     def blended(self, other: "Sparse", share: Tensor) -> "Sparse":
         """share·y + (1-share)·y of others."""
@@ -46,11 +49,21 @@ class Sparse(NamedTuple):
             torch.lerp(other.rest, self.rest, share),
         )
 
-    def at(self, places: Tensor) -> "Sparse":
-        """The labels of other tokens: (B, N, V) at places (B, M) -> (B, M, V). Classes of a whole image stay."""
-        wide = places.unsqueeze(-1).expand(-1, -1, self.above.shape[-1])
-        classes = self.classes if self.classes.shape[1] == 1 else self.classes.gather(1, wide)
-        return Sparse(classes, self.above.gather(1, wide), self.rest.gather(1, places))
+    def mixed_tokens(self, mix: Mix, grid: tuple[int, int]) -> "Sparse":
+        """The labels of a mixed image's tokens, from those of the images' tokens on a grid, (B, h·w, V): moved and
+        resized as the pixels are, and mixed by area."""
+        whole = self.classes.shape[1] == 1
+        if not whole and mix.box is not None:  # a mean of labels names all their classes
+            return self._over_images().mixed_tokens(mix, grid)
+        classes = mix.pair(self.classes) if whole else mix.move(self.classes, grid)
+        rest = (moved.squeeze(-1) for moved in mix.move(self.rest.unsqueeze(-1), grid))
+        own, pasted = (Sparse(*parts) for parts in zip(classes, mix.move(self.above, grid), rest, strict=True))
+        return own.blended(pasted, mix.tokens(grid).flatten(1))
+
+    def _over_images(self) -> "Sparse":
+        """The same labels (B, N, V), over the classes of each image: (B, N, N·V), classes (B, 1, N·V)."""
+        own = torch.eye(self.above.shape[1], device=self.above.device).unsqueeze(-1)  # (N, N, 1)
+        return Sparse(self.classes.flatten(1).unsqueeze(1), (own * self.above.unsqueeze(2)).flatten(2), self.rest)
 
 
 def sparse_cross_entropy(logits: Tensor, labels: Sparse) -> Tensor:

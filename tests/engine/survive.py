@@ -81,6 +81,14 @@ RECIPES: dict[str, AnyRecipe] = {
         data=Data(source="world(train=80, val=16)", image_size=32, erasing=0.5, test_crop=1.0),
         training=TRAINING,
     ),
+    "recursive": Recipe(
+        model="vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)",
+        drop_path=0.2,
+        mixer="0.3*mixup + 0.7*recursivemix",
+        target="recursive_mix",
+        data=Data(source="world(train=80, val=16)", image_size=32, erasing=0.5, test_crop=1.0),
+        training=TRAINING,
+    ),
     "segment": SegmentRecipe(
         backbone=SWIN,
         width=8,

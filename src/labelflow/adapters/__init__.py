@@ -27,6 +27,7 @@ FAMILIES = [
     "lowformer",
     "map_attention",
     "maxxvit",
+    "merging",
     "metaformer",
     "mlp_mixer",
     "mobile_attention",

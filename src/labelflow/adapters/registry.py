@@ -91,7 +91,7 @@ def _no_taps(module: nn.Module) -> dict[str, Tap]:
     return {}
 
 
-def _identity(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
+def identity(module: nn.Module, observed: Observed, labels: Labels) -> Labels:
     return labels
 
 
@@ -99,7 +99,7 @@ def register(
     *classes: type[nn.Module],
     taps: Taps = _no_taps,
     layer: bool = True,
-    idle: Move = _identity,
+    idle: Move = identity,
     plan: Callable[[Any], Any] | None = None,
 ) -> Callable[[Move], Move]:
     """Say how modules of these classes move labels. The options are described at `ModuleAdapter`.

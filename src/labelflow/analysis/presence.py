@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from labelflow.align import Aligned
 from labelflow.flow import Labels
+from labelflow.models.merging import require_all_tokens
 
 SOURCES = 512  # tokens that are followed at once; more take another pass through the model
 
@@ -41,6 +42,7 @@ def presence(model: nn.Module, images: Tensor, residual: bool = False, sources: 
     >>> first.name, first.grid, first.values.shape
     ('blocks.0', (14, 14), torch.Size([1, 197]))
     """
+    require_all_tokens(model, "presence needs")
     aligned = Aligned(model, residual=residual)
     layers, tokens = _pass(aligned, images, 0, sources)
     for begin in range(sources, tokens, sources):

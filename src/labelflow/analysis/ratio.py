@@ -109,8 +109,7 @@ def evidence_ratio(evidence: Tensor, mix: Mix) -> Tensor:
     Where nothing is to be seen of either, it is λ.
     """
     grid = (evidence.shape[1], evidence.shape[2])
-    there, other = (places.long() for places in mix.places(grid))
-    own, pasted = evidence.flatten(1).gather(1, there), evidence[mix.partner].flatten(1).gather(1, other)
+    own, pasted = (moved.squeeze(-1) for moved in mix.move(evidence.flatten(1).unsqueeze(-1), grid))
     share = mix.tokens(grid).flatten(1)  # (B, h·w)
     own, pasted = (share * own).sum(1), ((1 - share) * pasted).sum(1)
     return torch.where(own + pasted > 0, own / (own + pasted).clamp_min(1e-12), mix.lam)

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from labelflow.adapters.registry import MODELS, known_model
 from labelflow.align import evaluating
 from labelflow.analysis.propagation import Propagation, Watching
+from labelflow.models.merging import require_all_tokens
 from labelflow.tokens import has_token_head
 
 
@@ -153,6 +154,7 @@ def _checked(model: nn.Module) -> VisionTransformer:
     if not isinstance(model, VisionTransformer) or model.attn_pool is not None:
         pooled = " with attention pooling" if isinstance(model, VisionTransformer) else ""
         raise ValueError(f"relevance maps are made of a ViT, a DeiT or an LV-ViT, not of {_name(model)}{pooled}")
+    require_all_tokens(model, "relevance maps need")
     unknown = {_name(block) for block in model.blocks if type(getattr(block, "attn", None)) is not Attention}
     if unknown:
         raise ValueError(

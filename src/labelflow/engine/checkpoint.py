@@ -2,6 +2,7 @@
 
 checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json  checksums.json
                         heads.safetensors: what is trained beside the model, if anything
+                        memory.safetensors: what training needs of earlier micro-batches, if anything
 model.safetensors, last.safetensors   in the run's folder: weights alone, of the best and of the newest checkpoint
 """
 
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
 
 from labelflow.engine.ema import Ema
 from labelflow.engine.lock import on_main_process
@@ -54,9 +56,10 @@ class Checkpoints:
         keep: int,
         tell: Callable[[str], None] = print,
         identity: str = "",
+        memory: Stateful | None = None,
     ) -> None:
         """identity: of the run; checkpoints that have another one are not resumed from."""
-        self.run, self.student, self.optimizer, self.ema = run, student, optimizer, ema
+        self.run, self.student, self.optimizer, self.ema, self.memory = run, student, optimizer, ema, memory
         self.accelerator, self.keep, self.tell, self.identity = accelerator, keep, tell, identity
 
     def save(self, state: State) -> None:
@@ -64,6 +67,7 @@ class Checkpoints:
         folder = self._folder(state.update)
         weights, optimizer = get_state_dict(self.student, self.optimizer, options=FULL)
         average = self.ema.state() if self.ema else None
+        memory = self._gather_memory() if self.memory else None
         if self.accelerator.scaler is not None:
             state.scaler = self.accelerator.scaler.state_dict()
         if self.accelerator.is_main_process:
@@ -76,6 +80,8 @@ class Checkpoints:
                             save_file(heads, draft / "heads.safetensors")
                         if average is not None:
                             save_file(_contiguous(average), draft / "ema.safetensors")
+                        if memory is not None:
+                            save_file(memory, draft / "memory.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
                         (draft / "state.json").write_text(json.dumps(asdict(state)))
                 except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
@@ -114,11 +120,25 @@ class Checkpoints:
             )
         if self.ema:
             self.ema.load(load_file(folder / "ema.safetensors"))
+        if self.memory:
+            memory = load_file(folder / "memory.safetensors", device=str(self.accelerator.device))
+            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+            self.memory.load_state_dict({name: value[rank::processes] for name, value in memory.items()})
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if on_main_process(partial(self._go_back_to, state)):
             state.best, state.best_update = None, -1
         return state
+
+    def _gather_memory(self) -> dict[str, torch.Tensor]:
+        """Of all processes, (micro-batches, ...) each, in the order of micro-batches: process r of R has r, r+R, …"""
+        assert self.memory
+        processes = self.accelerator.num_processes
+        gathered = {name: self.accelerator.gather(value) for name, value in self.memory.state_dict().items()}
+        return {
+            name: value.unflatten(0, (processes, -1)).transpose(0, 1).flatten(0, 1).cpu().contiguous()
+            for name, value in gathered.items()
+        }
 
     def _go_back_to(self, state: State) -> bool:
         """The rest of the folder as it was then: weights may not have been published before a kill, or be damaged

@@ -55,7 +55,7 @@ def train(
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
     ema = Ema(model, training.ema) if training.ema else None
     checkpoints = Checkpoints(
-        run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say, identity
+        run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say, identity, task.memory
     )
     state = checkpoints.load()
     ledger = Ledger(run, accelerator, training, per_epoch, progress)

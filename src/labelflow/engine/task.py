@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from torch import Generator, Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
 
 from labelflow.data import Problem
 from labelflow.loss import Term
@@ -41,6 +42,11 @@ class Task(Evaluated, Protocol):
 
     samples: int  # in an epoch of training
     one_size: bool  # whether all images have the same size, those of evaluations too, or one of a few
+
+    @property
+    def memory(self) -> Stateful | None:
+        """What training needs of this process's earlier micro-batches; None: nothing."""
+        ...
 
     @property
     def headline(self) -> str:

@@ -9,6 +9,7 @@ from timm.models import push_to_hf_hub, save_for_hf
 from torch import Tensor
 
 from labelflow.classifier import Classifier
+from labelflow.models.merging import require_all_tokens
 
 PACKAGES = ()
 FILE = ""  # the folder itself
@@ -23,6 +24,7 @@ print(model.pretrained_cfg["label_names"][logits[0].argmax()])
 
 
 def write(classifier: Classifier, folder: Path) -> None:
+    require_all_tokens(classifier.model, "timm's format, unlike onnx and torch, needs")
     save_for_hf(classifier.model, str(folder), **_settings(classifier))
 
 

@@ -22,6 +22,7 @@ class UnmixedBatch(NamedTuple):
     mean: tuple[float, ...]  # of the colour channels, with which the images were normalised
     std: tuple[float, ...]
     loss: Loss = Loss()  # that it is trained with
+    earlier: Tensor | None = None  # (B, 3, H, W): the mixed images of the batch before, for mixers that paste them
 
     @property
     def denormalised(self) -> Tensor:

@@ -6,13 +6,15 @@ from labelflow.lazy import Registry, exports
 
 if TYPE_CHECKING:
     from labelflow.mixers.attentive_cutmix import AttentiveCutMix
-    from labelflow.mixers.base import Mixer
-    from labelflow.mixers.choose import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch
+    from labelflow.mixers.base import Mixer, Remembering
+    from labelflow.mixers.choose import AnyMixer, Choose, guide_parameters, make_mixer, mix_batch, remembers
     from labelflow.mixers.cutmix import CutMix, MixToken
     from labelflow.mixers.guided import Guided, GuidedMixer
     from labelflow.mixers.mixup import MixUp, NoMix
     from labelflow.mixers.patches import BlockPatches, RandomPatches, TokenMix
     from labelflow.mixers.puzzlemix import PuzzleMix
+    from labelflow.mixers.recursivemix import RecursiveMix
+    from labelflow.mixers.resizemix import ResizeMix
     from labelflow.mixers.saliencymix import SaliencyMix
     from labelflow.mixers.smmix import SMMix
     from labelflow.mixers.timm_mixup import Mixup
@@ -31,6 +33,8 @@ MIXERS: Registry[type] = Registry(
         "puzzlemix": "labelflow.mixers.puzzlemix:PuzzleMix",
         "saliencymix": "labelflow.mixers.saliencymix:SaliencyMix",
         "attentive_cutmix": "labelflow.mixers.attentive_cutmix:AttentiveCutMix",
+        "resizemix": "labelflow.mixers.resizemix:ResizeMix",
+        "recursivemix": "labelflow.mixers.recursivemix:RecursiveMix",
         "none": "labelflow.mixers.mixup:NoMix",
     }
 )
@@ -51,10 +55,14 @@ __all__ = [
     "NoMix",
     "PuzzleMix",
     "RandomPatches",
+    "RecursiveMix",
+    "Remembering",
+    "ResizeMix",
     "SMMix",
     "SaliencyMix",
     "TokenMix",
     "guide_parameters",
     "make_mixer",
     "mix_batch",
+    "remembers",
 ]

@@ -9,7 +9,7 @@ it comes from: the image itself, a CNN, a gradient, attention (labelflow.guides)
 """
 
 import math
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -22,6 +22,15 @@ Per = Literal["batch", "pair", "sample"]
 
 class Mixer(Protocol):
     def __call__(self, images: Tensor, generator: Generator | None = None) -> Mix: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A mixer that pastes from the batch before, as it was mixed, where there is one."""
+
+    remembers: bool
+
+    def __call__(self, images: Tensor, generator: Generator | None = None, *, earlier: Tensor | None = None) -> Mix: ...
 
 
 def check_images(images: Tensor, generator: Generator | None) -> tuple[int, int, int]:

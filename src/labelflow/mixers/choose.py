@@ -10,13 +10,14 @@ from torch.distributed.tensor import DTensor
 from labelflow.guides import GUIDES, Guidance, UnmixedBatch
 from labelflow.mix import Mix
 from labelflow.mixers import MIXERS
-from labelflow.mixers.base import Mixer, Per, check_images, check_per, draw_uniform, draws, spread
+from labelflow.mixers.base import Mixer, Per, Remembering, check_images, check_per, draw_uniform, draws, spread
 from labelflow.mixers.guided import Guided, GuidedMixer
 from labelflow.mixers.mixup import NoMix
 from labelflow.spec import build, mixture
 
-AnyMixer = Mixer | Guided | GuidedMixer
+AnyMixer = Mixer | Guided | GuidedMixer | Remembering
 NEED_IMPORTANCE = (Guided, GuidedMixer)
+NEED_MORE = (*NEED_IMPORTANCE, Remembering)  # than images
 
 
 class Choose:
@@ -38,8 +39,10 @@ class Choose:
             )
         if not (min(probabilities) >= 0 and abs(sum(probabilities) - 1) <= 1e-6):
             raise ValueError(f"probabilities must not be negative and must sum to 1, not {list(probabilities)}")
-        if per != "batch" and any(isinstance(mixer, NEED_IMPORTANCE) for mixer in mixers):
-            raise ValueError(f"a mixer that needs importance can't be chosen per {per}; choose per batch")
+        if per != "batch" and any(isinstance(mixer, NEED_MORE) for mixer in mixers):
+            raise ValueError(
+                f"a mixer that needs importance, or an earlier batch, can't be chosen per {per}; choose per batch"
+            )
         self.mixers = list(mixers)
         self.probabilities = list(probabilities)
         self.per = check_per(per)
@@ -58,7 +61,7 @@ class Choose:
                 )
             return mixer(images, generator)
         choice = spread(self._draw(draws(self.per, batch), generator), batch)
-        mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, NEED_IMPORTANCE)]
+        mixes = [mixer(images, generator) for mixer in self.mixers if not isinstance(mixer, NEED_MORE)]
         at = {mix.at for mix, mixer in zip(mixes, self.mixers, strict=True) if not isinstance(mixer, NoMix)}
         if len(at) > 1:
             raise ValueError("one batch can't mix pixels for some images and tokens for others; choose per batch")
@@ -68,7 +71,12 @@ class Choose:
         drawn = None
         if any(mix.drawn is not None for mix in mixes):
             drawn = torch.stack([mix.lam for mix in mixes])[choice, sample]
-        return Mix(partner, share, "tokens" if "tokens" in at else "image", drawn=drawn)
+        box = None
+        if any(mix.box is not None for mix in mixes):
+            whole = torch.tensor([0, 0, *images.shape[2:]]).to(images.device, non_blocking=True)  # nothing is resized
+            boxes = [whole.expand(batch, 4) if mix.box is None else mix.box for mix in mixes]
+            box = torch.stack(boxes)[choice, sample]
+        return Mix(partner, share, "tokens" if "tokens" in at else "image", drawn=drawn, box=box)
 
     def _draw(self, count: int, generator: Generator | None) -> Tensor:
         """Places in the list of mixers, (count,)"""
@@ -104,7 +112,15 @@ def mix_batch(mixer: AnyMixer, batch: UnmixedBatch, generator: Generator | None 
         return mixer(batch, generator)
     if isinstance(mixer, Guided):
         raise ValueError(f"{type(mixer).__name__} has no guide: make it with make_mixer, or call it with importance")
+    if isinstance(mixer, Remembering):
+        return mixer(batch.images, generator, earlier=batch.earlier), None
     return mixer(batch.images, generator), None
+
+
+def remembers(mixer: AnyMixer) -> bool:
+    """Whether it, or one of a mixture, pastes what the batch before was mixed into."""
+    mixers = mixer.mixers if isinstance(mixer, Choose) else [mixer]
+    return any(isinstance(one, Remembering) for one in mixers)
 
 
 def guide_parameters(mixer: AnyMixer) -> int:

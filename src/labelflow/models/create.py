@@ -16,6 +16,7 @@ from timm.models.cait import Cait
 from torch import Tensor, nn
 
 from labelflow.files import check_file
+from labelflow.models.merging import merge_tokens
 from labelflow.models.packaged import PACKAGES, packaged_weights
 from labelflow.spec import parse
 
@@ -25,7 +26,7 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
     checkpoint file.
 
     Weights are fitted by timm's own rules: position embeddings and windows are interpolated to another image size, and
-    a classifier for another number of classes starts anew.
+    a classifier for another number of classes starts anew. A ViT's tokens can be merged: "NAME(merge_tokens=13)".
     """
     name, given = parse(model)
     if not timm.is_model(name):
@@ -33,6 +34,14 @@ def create(model: str, init: str = "", **arguments: Any) -> nn.Module:
         hint = f"; there are {', '.join(close)} …" if close else ""
         raise ValueError(f"timm has no model {name!r}{hint}")
     arguments |= given
+    merged = arguments.pop("merge_tokens", 0)
+    made = _with_weights(model, name, init, arguments)
+    if merged:
+        merge_tokens(made, merged)
+    return made
+
+
+def _with_weights(model: str, name: str, init: str, arguments: dict[str, Any]) -> nn.Module:
     if not init:
         return _create(model, name, **arguments)
     if init == "pretrained":

@@ -83,7 +83,7 @@ class TokenPerformer(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, N, D) each -> (B, N, D)"""
-        with _full_precision(value.device.type):
+        with full_precision(value.device.type):
             query, key = self.features(query), self.features(key)
             total = query @ key.sum(1).unsqueeze(2)  # (B, N, 1): what softmax divides by
             return (query @ (key.mT @ value.float()) / (total + self.epsilon)).to(value.dtype)
@@ -94,7 +94,7 @@ class TokenPerformer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-def _full_precision(device: str) -> AbstractContextManager[Any]:
+def full_precision(device: str) -> AbstractContextManager[Any]:
     known = torch.amp.is_autocast_available(device)  # not on "meta"
     return torch.autocast(device, enabled=False) if known else nullcontext()
 

@@ -11,6 +11,7 @@ from labelflow.recipes import (
     distillation,
     finetuning,
     imagenet,
+    merging,
     multilabel,
     rivals,
     segmentation,
@@ -41,6 +42,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *rivals.LATER,
         *_of("DeiT III", deit3.ENTRIES),
         *distillation.ENTRIES,
+        *merging.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES, baselines.ENTRIES),
     )
 }

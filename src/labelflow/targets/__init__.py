@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from labelflow.targets.base import Target, Taught, Truth
     from labelflow.targets.distill import Distill
     from labelflow.targets.plain import Plain
+    from labelflow.targets.recursive_mix import RecursiveMixTarget
     from labelflow.targets.relabel import ReLabel
     from labelflow.targets.sm_mix import SMMixTarget
     from labelflow.targets.tl_align import TLAlign
@@ -28,6 +29,7 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "relabel": "labelflow.targets.relabel:ReLabel",
         "token_mix": "labelflow.targets.token_mix:TokenMixTarget",
         "sm_mix": "labelflow.targets.sm_mix:SMMixTarget",
+        "recursive_mix": "labelflow.targets.recursive_mix:RecursiveMixTarget",
         "distill": "labelflow.targets.distill:Distill",
     }
 )
@@ -37,6 +39,7 @@ __all__ = [
     "Distill",
     "Plain",
     "ReLabel",
+    "RecursiveMixTarget",
     "SMMixTarget",
     "TLAlign",
     "Target",

@@ -27,6 +27,7 @@ class Truth(NamedTuple):
     dense: TokenLabels | None = None  # what an annotator saw in them, for targets that say `dense = True`
     clean: Tensor | None = None  # (B, C): the model's own logits for them, where the mixer's guide asked the model
     loss: Loss = Loss()  # of logits and (mixed) labels: one number a sample or token
+    earlier: Tensor | None = None  # (B, C): the model's logits for the earlier batch, where the mixer pastes from it
     taught: Taught | None = None  # what a teacher says of the mixed images, for targets that name what they need of it
 
 

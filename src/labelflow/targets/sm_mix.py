@@ -39,8 +39,8 @@ class SMMixTarget:
             return [image, Term("regions", nothing), Term("consistency", nothing)]
         grid = token_grid(output.tokens.shape[1], mix.share.shape[2], mix.share.shape[3])
         share = mix.tokens(grid).flatten(1)
-        own = region_loss(output.tokens, share, truth.classes, truth.loss)
-        pasted = region_loss(output.tokens, 1 - share, truth.classes[mix.partner], truth.loss)
+        shares, labels = (share, 1 - share), mix.pair(truth.classes)
+        own, pasted = (region_loss(output.tokens, *one, truth.loss) for one in zip(shares, labels, strict=True))
         answer = mix.blend(truth.clean.detach().float()).log_softmax(1)
         consistency = F.kl_div(logits.log_softmax(1), answer, reduction="batchmean", log_target=True)
         return [image, Term("regions", (own + pasted) / 2), Term("consistency", consistency)]

@@ -66,10 +66,4 @@ class TokenLabel:
 
 def mixed_cells(labels: Sparse, mix: Mix) -> Sparse:
     """The labels of a mixed image's cells, from those of the images: (B, N, …), moved along where the mixer moves."""
-    rows, columns = token_grid(labels.rest.shape[1], mix.share.shape[2], mix.share.shape[3])
-    share = mix.tokens((rows, columns)).flatten(1)
-    if mix.sources is None:
-        return labels.mixed(mix.partner, share)
-    own, pasted = mix.places((rows, columns))
-    other = Sparse(*(part[mix.partner] for part in labels))
-    return labels.at(own).blended(other.at(pasted), share)
+    return labels.mixed_tokens(mix, token_grid(labels.rest.shape[1], mix.share.shape[2], mix.share.shape[3]))

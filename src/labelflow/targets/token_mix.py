@@ -35,9 +35,10 @@ class TokenMixTarget:
         if not truth.loss.is_plain:
             raise ValueError("token_mix has a loss of its own, without class weights and logit adjustment: --loss ce")
         rest = truth.classes.amin(1, keepdim=True)  # what smoothing gave to every class, of images and tokens alike
-        own, pasted = shown(class_map(truth.dense, truth.classes.argmax(1), rest), mix)  # (B,) each
-        above = truth.classes - rest
-        labels = own.unsqueeze(1) * above + pasted.unsqueeze(1) * above[mix.partner] + (rest + rest[mix.partner]) / 2
+        shares = shown(class_map(truth.dense, truth.classes.argmax(1), rest), mix)  # (B,) each
+        parts = zip(shares, mix.pair(truth.classes - rest), mix.pair(rest), strict=True)
+        own, pasted = (share.unsqueeze(1) * above + rest / 2 for share, above, rest in parts)
+        labels = own + pasted
         loss = F.binary_cross_entropy_with_logits(output.logits.float(), labels.clamp(max=1))
         return [Term("class", loss)]
 
@@ -54,6 +55,6 @@ def class_map(dense: TokenLabels, classes: Tensor, smoothing: Tensor) -> Tensor:
 def shown(maps: Tensor, mix: Mix) -> tuple[Tensor, Tensor]:
     """How much of the own image's map, and of its partner's, the mixed image shows: (B, N) -> (B,), (B,)"""
     grid = token_grid(maps.shape[1], mix.share.shape[2], mix.share.shape[3])
-    own, pasted = mix.places(grid)
+    own, pasted = mix.move(maps.unsqueeze(-1), grid)  # (B, N, 1) each
     share = mix.tokens(grid).flatten(1)
-    return (maps.gather(1, own) * share).sum(1), (maps[mix.partner].gather(1, pasted) * (1 - share)).sum(1)
+    return (own.squeeze(-1) * share).sum(1), (pasted.squeeze(-1) * (1 - share)).sum(1)

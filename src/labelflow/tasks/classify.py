@@ -40,9 +40,10 @@ from labelflow.engine import Details
 from labelflow.guides import UnmixedBatch
 from labelflow.labels import Store, StoreLabels, check_keys
 from labelflow.loss import Term, soft_labels
-from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch
+from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch, remembers
 from labelflow.models.create import create
 from labelflow.models.variants import create_for_any_size, drop_paths_evenly
+from labelflow.process import process_count
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
@@ -57,6 +58,7 @@ from labelflow.tasks.checks import (
 )
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.imbalance import training_loss, weights_checksum
+from labelflow.tasks.memory import Earlier, Memory
 from labelflow.tasks.multilabel import MultiLabel, check_dense_labels, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
@@ -103,6 +105,9 @@ class Classification(Evaluation):
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
+        training = recipe.training
+        micro_batches = training.batch // training.micro_batch // process_count()
+        self.memory = Memory(micro_batches) if remembers(self.mixer) else None
         self.target: Target = build(recipe.target, TARGETS, "target")
         check_teaching(recipe, self.target)
         check_threshold(recipe, self.target)
@@ -201,7 +206,9 @@ class Classification(Evaluation):
         with evaluating(self.student):
             mixers = self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]
             for mixer in [*mixers, NoMix()] if self.recipe.mix_off_epoch else mixers:
-                self._terms(self.student, batch, generator(0), mixer)
+                earlier = self._step(self.student, batch, generator(0), mixer)[1]
+                if earlier:
+                    self._step(self.student, batch, generator(0), mixer, earlier)
 
     def find_unreadable(self) -> list[Problem]:
         """Files that can't be read, by the main process. Of many, some are found later, while the model is trained."""
@@ -231,20 +238,37 @@ class Classification(Evaluation):
 
     def terms(self, student: nn.Module, batch: Batch, generator: Generator) -> list[Term]:
         mixer = self.mixer if is_mixed(self.recipe, batch.epoch) else NoMix()
-        return self._terms(student, batch, generator, mixer)
+        earlier = self.memory.recall(batch.epoch) if self.memory else None
+        terms, seen = self._step(student, batch, generator, mixer, earlier)
+        if self.memory and seen:
+            self.memory.remember(seen)
+        return terms
 
-    def _terms(self, student: nn.Module, batch: Batch, generator: Generator, mixer: AnyMixer) -> list[Term]:
+    def _step(
+        self,
+        student: nn.Module,
+        batch: Batch,
+        generator: Generator,
+        mixer: AnyMixer,
+        earlier: Earlier | None = None,
+    ) -> tuple[list[Term], Earlier | None]:
+        """The terms of a batch's loss, and, where a mixer pastes from the batch before, what the next one needs."""
         smoothing, classes = self.recipe.smoothing, len(self.classes)
         dense = batch.dense or (self.teacher.labels(batch.images, self.student) if self.teacher else None)
         dense = dense.smoothed(smoothing, classes) if dense else None
         truth = Truth(soft_labels(batch.labels, classes, smoothing), dense, loss=self.loss)
         data = self.recipe.data
         # Guides use the unwrapped student, so that no process waits for another.
-        unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std, self.loss)
+        pasted = earlier.images if earlier else None
+        unmixed = UnmixedBatch(batch.images, truth.classes, self.student, data.mean, data.std, self.loss, pasted)
         mix, guidance = mix_batch(mixer, unmixed, generator)
-        taught = self.teacher.taught(batch.images, mix) if self.teacher else None
+        images = batch.images
+        if earlier and mix.pool:
+            images, truth = earlier.behind(images, truth)
+        taught = self.teacher.taught(images, mix) if self.teacher else None
         truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught)
-        return self.target(student(mix.apply(batch.images), mix), truth, mix)
+        output = student(mix.apply(images), mix)
+        return self.target(output, truth, mix), Earlier.of(images, truth, mix, output) if self.memory else None
 
 
 def _hint(source: Source | Stream, name: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from labelflow.engine.run import Run
 from labelflow.models import lvvit
 from labelflow.models.create import create
+from labelflow.models.merging import require_all_tokens
 from labelflow.spec import parse
 from labelflow.tasks.checks import check_classifier, weights_file
 from labelflow.tasks.dense.layers import fcn_side_layers, multi_level_neck, side_layers
@@ -116,6 +117,7 @@ def make_levels(backbone: str, init: str = "", drop_path: float = 0.0, image_siz
     name, arguments, weights = resolve(backbone, init, image_size)
     family = _family(name)
     model = _create(name, weights, drop_path, {**ANY_SIZE.get(family, {}), **arguments})
+    require_all_tokens(model, "segmenters and detectors need")
     levels = _plain_levels(model, count) if _is_plain(model) else _stage_levels(model, count, NORMED.get(family))
     levels.spec = Backbone(name, arguments, "").spec
     model.prune_intermediate_layers(levels.indices, prune_norm=True, prune_head=True)
@@ -191,7 +193,7 @@ def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a run's model, without those that are the classifier's alone."""
     check_classifier(folder)
     config = Run(folder).config()
-    own = ("num_classes", "drop_path_rate")
+    own = ("num_classes", "drop_path_rate", "merge_tokens")
     return config["architecture"], {key: value for key, value in config["model_args"].items() if key not in own}
 
 

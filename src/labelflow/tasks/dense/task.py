@@ -41,6 +41,7 @@ class DenseTask:
     train_loader: Callable[..., Iterator[Any]]
     eval_loader: Callable[..., Iterable[Any]]
     one_size = False
+    memory = None  # of earlier batches
 
     def __init__(self, recipe: Any, tell: Callable[[str], None] = print, training: bool = True) -> None:
         self.recipe = recipe
