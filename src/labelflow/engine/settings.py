@@ -73,7 +73,7 @@ class Training:
     steps: tuple[float, ...] = (0.75, 11 / 12)
     """For steps: the fractions of the run after which the learning rate is multiplied by step_factor."""
     step_factor: float = 0.1
-    """For steps: see there."""
+    """For steps: 0.1 divides by ten."""
     schedule_step: Literal["update", "epoch"] = "update"
     """How often the learning rate changes."""
     schedule_lag: int = 0
