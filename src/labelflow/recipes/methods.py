@@ -16,6 +16,7 @@ class Method:
     about: str
     mixer: str
     target: str = "plain"
+    smoothing: float | None = None  # None: the recipe's
     dense: bool = False  # whether the target needs dense labels
     taught: bool = False  # whether it needs a teacher
 
@@ -23,9 +24,10 @@ class Method:
         """The recipe with this method; dense labels and a teacher stay only where they are used. patch, if known: a
         token's side."""
         mixer = self.mixer.format(patch=patch or token_side(recipe)) if "{patch}" in self.mixer else self.mixer
+        smoothing = recipe.smoothing if self.smoothing is None else self.smoothing
         labels = recipe.data.labels if self.dense else ""
         teacher = recipe.teacher if self.taught or (self.dense and not labels) else ""
-        return recipe.change(mixer=mixer, target=self.target, labels=labels, teacher=teacher)
+        return recipe.change(mixer=mixer, target=self.target, smoothing=smoothing, labels=labels, teacher=teacher)
 
 
 MIXUP, CUTMIX = "mixup(alpha=0.8)", "cutmix(alpha=1.0)"
