@@ -303,6 +303,8 @@ def test_random_weights_are_said(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_an_ending_is_not_written_twice(tmp_path: Path) -> None:
     assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path / "it.png")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.png", "it.svg"]
+    assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "mixtoken.png").exists()
 
 
 def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
