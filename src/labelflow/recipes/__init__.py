@@ -14,6 +14,7 @@ from labelflow.recipes import (
     rivals,
     segmentation,
     small,
+    stl,
     token_labeling,
     token_labeling_others,
     transfer,
@@ -40,6 +41,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *rivals.LATER,
         *_of("DeiT III", deit3.ENTRIES),
         *distillation.ENTRIES,
+        *stl.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES),
     )
 }

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from labelflow.targets.plain import Plain
     from labelflow.targets.relabel import ReLabel
     from labelflow.targets.sm_mix import SMMixTarget
+    from labelflow.targets.stl import STL, STLLabeler
     from labelflow.targets.tl_align import TLAlign
     from labelflow.targets.token_label import TokenLabel
     from labelflow.targets.token_label_aligned import TokenLabelAligned
@@ -29,15 +30,19 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "token_mix": "labelflow.targets.token_mix:TokenMixTarget",
         "sm_mix": "labelflow.targets.sm_mix:SMMixTarget",
         "distill": "labelflow.targets.distill:Distill",
+        "stl_labeler": "labelflow.targets.stl:STLLabeler",
+        "stl": "labelflow.targets.stl:STL",
     }
 )
 
 __all__ = [
+    "STL",
     "TARGETS",
     "Distill",
     "Plain",
     "ReLabel",
     "SMMixTarget",
+    "STLLabeler",
     "TLAlign",
     "Target",
     "Taught",
