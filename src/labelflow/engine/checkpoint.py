@@ -151,14 +151,15 @@ class Checkpoints:
 
     def _check_best(self, made_again: bool) -> None:
         """Damaged best weights are an error, unless the checkpoint that they were damaged with will be made again."""
-        try:
-            if self.run.has(BEST):
-                check_file(self.run / BEST)
-        except ValueError:
-            if not made_again:
-                raise
-            forget_file(self.run / BEST)
-            self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
+        for name in (BEST, HEADS[BEST]):
+            try:
+                if self.run.has(name):
+                    check_file(self.run / name)
+            except ValueError:
+                if not made_again:
+                    raise
+                forget_file(self.run / name)
+                self.tell(f"{self.run / name} is damaged, too, and removed; the next evaluation writes it again")
 
     def _problem(self, folder: Path) -> str:
         """Why a checkpoint can't be used; '' if it can."""
