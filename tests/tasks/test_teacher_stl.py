@@ -2,6 +2,7 @@
 without its colours."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from labelflow.tasks import Classification, Recipe
 DATA = "world(train=24, val=8)"
 VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=24, depth=2, num_heads=3)"
 LVVIT = "lvvit_t(embed_dim=24, depth=2, num_heads=3, stem_width=8, num_classes=10)"
-SHORT = f"--data {DATA.replace(' ', '')} --model {VIT.replace(' ', '')} --image-size 32 --test-crop 1 --batch 8".split()
-SHORT += "--micro-batch 4 --epochs 1 --warmup-epochs 0 --workers 0 --save-updates 1 --keep 9 --lr 0.01".split()
+SHORT = ["--data", DATA, "--model", VIT, "--image-size", 32, "--test-crop", 1, "--batch", 8, "--micro-batch", 4]
+SHORT += ["--epochs", 1, "--warmup-epochs", 0, "--workers", 0, "--save-updates", 1, "--keep", 9, "--lr", 0.01]
 CPU = torch.device("cpu")
 
 
@@ -59,9 +60,10 @@ def token_logits(run: Path, images: Tensor) -> Tensor:
 
 
 def test_the_head_is_averaged_and_published_with_the_weights_it_belongs_to(labeller: Path) -> None:
-    parts = [{file.stem: load_file(file) for file in step.glob("*.safetensors")} for step in Run(labeller).checkpoints()]
+    steps = Run(labeller).checkpoints()
+    parts = [{file.stem: load_file(file) for file in step.glob("*.safetensors")} for step in steps]
     assert len(parts) == 3
-    for before, now in zip(parts, parts[1:], strict=False):
+    for before, now in pairwise(parts):
         for name, value in now["ema_heads"].items():
             assert_close(value, 0.5 * before["ema_heads"][name] + 0.5 * now["heads"][name])
             assert not torch.equal(value, now["heads"][name])
