@@ -17,8 +17,8 @@ SETTINGS = {
 
 
 def labeler(size: str) -> Recipe:
-    """Stage 1. timm has no FAN; XCiT, whose attention between channels and at the end to the class token FAN is built
-    on, comes closest, at about the same number of parameters."""
+    """Stage 1. timm has no FAN; XCiT, which attends between channels and ends with class attention, too, comes closest,
+    at about as many parameters."""
     drop_path, batch, lr, warmup_epochs = SETTINGS[size]
     return Recipe(
         model=f"xcit_{size}_p16_224",

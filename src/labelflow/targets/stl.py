@@ -68,7 +68,7 @@ class STL:
     def token_labels(self, logits: Tensor, generator: Generator | None = None) -> Sparse:
         """Of tokens, from what a labeller says of them: (B, N, C)"""
         if self.labels == "soft":
-            every = torch.arange(logits.shape[2], device=logits.device).expand(logits.shape)
+            every = torch.arange(logits.shape[2], device=logits.device).expand(len(logits), 1, -1)
             return Sparse(every, logits.softmax(2), torch.zeros_like(logits[:, :, 0]))
         chosen = draw(logits, generator) if self.labels == "drawn" else logits.argmax(2)
         above = torch.ones_like(logits[:, :, :1])
@@ -86,7 +86,8 @@ def draw(logits: Tensor, generator: Generator | None = None) -> Tensor:
     """A class for each token, with the probabilities of a softmax: (B, N, C) -> (B, N). One random number a token is
     enough: the class in whose part of [0, 1) it falls. It is drawn where the generator is, the same on every device."""
     device = generator.device if generator is not None else torch.device("cpu")
-    number = torch.rand(logits.shape[:2], generator=generator, device=device, pin_memory=logits.is_cuda)
+    number = torch.rand(logits.shape[:2], generator=generator, device=device)
+    number = number.pin_memory() if logits.is_cuda and not number.is_cuda else number  # or the host would wait
     upper = logits.float().softmax(2).cumsum(2)  # the end of each class's part
     place = number.to(logits.device, non_blocking=True).unsqueeze(2) * upper[:, :, -1:]
     return torch.searchsorted(upper, place, right=True).squeeze(2).clamp(max=logits.shape[2] - 1)
