@@ -54,7 +54,7 @@ def main() -> None:
     for parameter in student.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    ema, accelerator = Ema(model, 0.99), Accelerator(cpu=True)
+    ema, accelerator = Ema(student, 0.99), Accelerator(cpu=True)
     times: dict[str, list[tuple[float, float]]] = {"save": [], "resume": [], "load weights": []}
     with tempfile.TemporaryDirectory() as folder:
         ways = {name: Run(Path(folder) / name) for name in ("checked", "unchecked")}

@@ -298,11 +298,13 @@ def step(target: Any, mixer: Any, log: Log) -> None:
     dense = known.dense.to(torch.device(DEVICE)) if target.dense else None
     clean, taught = torch.rand(4, 5).to(DEVICE), Taught(torch.rand(4, 5).to(DEVICE))
     truth = Truth(known.classes.to(DEVICE), dense, clean=clean, taught=taught)
+    z, to_labels = torch.rand(4, 16, 5).to(DEVICE), getattr(target, "token_labels", None)
     shown = {"importance": torch.rand(4, 4, 4).to(DEVICE)} if isinstance(mixer, Guided) else {}
     for _ in range(2):
         log.clear()
         mix = mixer(images, seeded(), **shown)
-        lf.total(target(student(mix.apply(images), mix), truth, mix)).backward()
+        tokens = to_labels(z, seeded()) if to_labels else None
+        lf.total(target(student(mix.apply(images), mix), truth._replace(tokens=tokens), mix)).backward()
 
 
 @pytest.mark.parametrize("mixer", [lf.CutMix(per="sample"), lf.MixToken(patch=8), lf.SMMix()])

@@ -15,6 +15,7 @@ from labelflow.engine.optim import make_optimizer, make_schedule
 from labelflow.labels import Draft, Manifest
 from labelflow.loss import total
 from labelflow.mixers import Choose, CutMix, MixUp, make_mixer
+from labelflow.models.create import create
 from labelflow.recipes import RECIPES, find
 from labelflow.settings import differences
 from labelflow.spec import parse
@@ -175,6 +176,35 @@ def test_mixpro_is_a_deit_of_patches_of_14_trained_as_swins_are() -> None:
     assert (recipe.target, recipe.smoothing) == ("pal", 0.0)
 
 
+# STL's scripts, of FAN-Hybrid-T, -S, -B and -L: parameters in millions, drop-path, batch, learning rate, warm-up
+FAN = {
+    "tiny_12": (8.0, 0.05, 1024, 2e-3, 5),
+    "small_12": (26.5, 0.25, 1024, 2e-3, 5),
+    "small_24": (50.9, 0.35, 2048, 4e-3, 10),
+    "medium_24": (77.3, 0.45, 2048, 4e-3, 10),
+}
+
+
+@pytest.mark.parametrize("size", FAN)
+def test_both_stages_of_stl_are_trained_alike(size: str) -> None:
+    labeller, taught = (find(f"xcit_{size}_stl{stage}") for stage in ("_labeler", ""))
+    recipe, training = labeller.recipe, labeller.recipe.training
+    millions, *settings = FAN[size]
+    assert [recipe.drop_path, training.batch, training.scaled_lr, training.warmup_epochs] == settings
+    assert (training.epochs, training.min_lr, training.warmup_lr, training.ema) == (350, 1e-6, 1e-6, 0.99992)
+    assert (training.optimizer, training.schedule, training.weight_decay) == ("adamw", "cosine", 0.05)
+    assert (recipe.data.auto_augment, recipe.data.erasing, recipe.smoothing) == ("rand-m9-mstd0.5-inc1", 0.3, 0.1)
+    assert alphas(make_mixer(recipe.mixer)) == (0.8, 1.0, 0.5)
+    assert (recipe.target, taught.recipe.target) == ("stl_labeler", "stl")
+    assert {name for name, _, _ in differences(recipe, taught.recipe)} == {"target", "teacher"}
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in timm.create_model(recipe.model).parameters())
+    assert 0.8 < parameters / (1e6 * millions) < 1.1  # of another model, in its role
+    assert labeller.aim is None
+    assert "timm has no FAN" in labeller.source
+    assert not timm.list_models("*fan*")
+
+
 def test_swin_starts_from_imagenet_1k() -> None:
     assert timm.get_pretrained_cfg(find("swin_base_tl_align").recipe.model).tag == "ms_in1k"
 
@@ -194,6 +224,7 @@ SMALLER: dict[str, dict] = {
     "t2t": {"token_dim": 8, "embed_dim": 24, "depth": 2, "num_heads": 3},
     "mixer": {"mlp_ratio": (0.1, 0.1)},  # timm sets its width and depth
     "resnest50d": {"layers": (1, 1, 1, 1), "base_width": 8},
+    "xcit": {"embed_dim": 24, "depth": 2, "num_heads": 3, "patch_size": 8},
 }
 
 
@@ -242,9 +273,18 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"test_resnet={file}"
 
 
+@pytest.fixture(scope="session")
+def labeller(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small LV-ViT with random weights, for the tokens of the world's ten classes."""
+    file = tmp_path_factory.mktemp("labeller") / "weights.pth"
+    torch.save(create("lvvit_t", num_classes=10, img_size=32, **LVVIT).state_dict(), file)
+    return f"lvvit_t({', '.join(f'{key}={value}' for key, value in LVVIT.items())}, img_size=32)={file}"
+
+
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_takes_a_real_step(name: str, labels: Path, teacher: str) -> None:
-    recipe = smaller(find(name).recipe, labels, teacher)
+def test_every_recipe_takes_a_real_step(name: str, labels: Path, teacher: str, labeller: str) -> None:
+    entry = find(name)
+    recipe = smaller(entry.recipe, labels, labeller if entry.recipe.target == "stl" else teacher)
     task = Classification(recipe)
     optimizer = make_optimizer(task.student, recipe.training)
     schedule = make_schedule(optimizer, recipe.training, 3)

@@ -34,6 +34,7 @@ DENSE = ["--mixer", "mixtoken(alpha=1.0, patch=8)", "--target", "token_label(bet
 SEGMENT = ["--backbone", SWIN, "--width", 8, "--data", "world(train=24, val=4, size=64)", "--short", 64, "--crop", 48]
 JOURNAL = ("recipe.json", "config.json", "environment.json", "metrics.jsonl", "checksums.json")
 WEIGHTS = ("model.safetensors", "last.safetensors")
+HEADS = ("heads.safetensors", "last_heads.safetensors")
 LISTS = ("manifest.json", "draft.json", "checksums.json")  # of other files
 CHECKPOINT = ("model.safetensors", "ema.safetensors", "optimizer.pt", "state.json", "checksums.json")
 
@@ -131,6 +132,7 @@ class Folders:
             self._reports(folder),
             Command("export", cli("export", folder, "--out", self.out), lambda said: digest(self.out / WEIGHTS[0])),
             self._trains("train --init", "--init", folder, "--epochs", 1),
+            self._trains("train --teacher", "--target", "stl", "--teacher", folder, "--epochs", 1),
             Command("eval", cli("eval", folder, "--as-json"), lambda said: said.out),
             Command("predict", cli(*predict, "best"), lambda said: said.out),
             Command("predict --weights last", cli(*predict, "last"), lambda said: said.out),
@@ -139,9 +141,9 @@ class Folders:
             Command("annotate", cli(*annotate), lambda said: digest(self.out / "shards" / "00000.npy")),
         ]
         commands[2:] = [replace(command, not_of="checkpoints") for command in commands[2:]]
-        inside = [f"{newest}/{name}" for name in (*CHECKPOINT, "heads.safetensors")]
+        inside = [f"{newest}/{name}" for name in (*CHECKPOINT, "heads.safetensors", "ema_heads.safetensors")]
         swapped = {file: file.replace(newest, older) for file in inside}
-        files = (*JOURNAL, *WEIGHTS, *inside, f"{older}/model.safetensors", newest, older, "checkpoints")
+        files = (*JOURNAL, *WEIGHTS, *HEADS, *inside, f"{older}/model.safetensors", newest, older, "checkpoints")
         return Scene("run", self.root / "run", self.root / "other_run", files, commands, swapped)
 
     def segmenter(self) -> Scene:

@@ -211,7 +211,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, monkeypatch
 
     def overflow(self: Ema) -> None:
         real(self)
-        self.model.head.weight.data.fill_(float("inf"))
+        self.model.model.head.weight.data.fill_(float("inf"))
 
     monkeypatch.setattr(Ema, "update", overflow)
     with pytest.raises(ValueError, match="weights are not finite after update 1"):

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class Geometry:
 class Tracked:
     """An image on its way to a view. To timm's geometric operations it looks like an image of Pillow's."""
 
-    image: Any  # an image of Pillow's or a Deferred one; in the end what a `View` may have
+    image: Any  # an image of Pillow's or a Deferred one, or a Pair of such; in the end what a `View` may have
     geometry: Geometry
     patch: Patch | None = None  # what random erasing is to put into it, drawn last
 
@@ -83,6 +83,36 @@ class Tracked:
         """Around its centre, counter-clockwise."""
         image = self.image.rotate(degrees, **how)
         return Tracked(image, self.geometry.move(rotation_step(degrees, self.size)))
+
+
+class Pair(NamedTuple):
+    """An image, and the same without changes of colours. To timm's geometric operations it looks like one image of
+    Pillow's: they move both, drawn once; what changes colours sees the first alone."""
+
+    image: Any
+    spatial: Any  # the same object as long as no colour was changed
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size
+
+    def both(self, change: Callable[[Any], Any]) -> "Pair":
+        changed = change(self.image)
+        return Pair(changed, changed if self.spatial is self.image else change(self.spatial))
+
+    def transform(self, *how: Any, **options: Any) -> "Pair":
+        return self.both(lambda image: image.transform(*how, **options))
+
+    def rotate(self, degrees: float, **how: Any) -> "Pair":
+        return self.both(lambda image: image.rotate(degrees, **how))
+
+    def transpose(self, method: Image.Transpose) -> "Pair":
+        return self.both(lambda image: image.transpose(method))
+
+
+def in_pairs(tracked: Tracked) -> Tracked:
+    """From here on, the image is followed without changes of colours, too."""
+    return replace(tracked, image=Pair(tracked.image, tracked.image))
 
 
 def affine_step(data: tuple[float, ...], size: tuple[int, int]) -> Matrix:
@@ -145,7 +175,10 @@ class OnImage:
         self.step = step
 
     def __call__(self, tracked: Tracked, *args: Any, **options: Any) -> Tracked:
-        return Tracked(self.step(tracked.image, *args, **options), tracked.geometry, tracked.patch)
+        image = tracked.image
+        if isinstance(image, Pair):
+            return replace(tracked, image=image._replace(image=self.step(image.image, *args, **options)))
+        return Tracked(self.step(image, *args, **options), tracked.geometry, tracked.patch)
 
 
 class Chosen:

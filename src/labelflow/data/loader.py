@@ -42,7 +42,7 @@ class Streamed(IterableDataset[View]):
                 continue
             with drawn_from(self.seed, Purpose.VIEW, self.epoch, position, number):
                 tracked = self.transform(self.transform.decode(image))
-                yield View(tracked.image, label, 1.0, patch=tracked.patch, epoch=self.epoch)
+                yield View.of(tracked, label, 1.0, epoch=self.epoch)
 
 
 def train_batches(
@@ -59,12 +59,14 @@ def train_batches(
     labeller: Labeller | BySize[Labeller] | None = None,
     growth: Growth | None = None,
     order: Order | None = None,
+    spatial: bool = False,
 ) -> Iterator[PixelBatch]:
     """The micro-batches of one process, update by update, from `first_update` on, across epochs. growth: where the size
-    of images is not `data.image_size` throughout. order: see `make_order`; a stream has its own."""
-    transform: Transform | BySize[Transform] = train_transform(data)
+    of images is not `data.image_size` throughout. order: see `make_order`; a stream has its own. spatial: give each
+    image without changes of colours, too."""
+    transform: Transform | BySize[Transform] = train_transform(data, spatial)
     if growth:
-        by_size = {size: train_transform(replace(data, image_size=size)) for size in set(growth.sizes)}
+        by_size = {size: train_transform(replace(data, image_size=size), spatial) for size in set(growth.sizes)}
         transform = BySize(growth, by_size)
     if isinstance(source, Stream):
         if labeller is not None:

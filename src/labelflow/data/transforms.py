@@ -1,6 +1,7 @@
 """From an image to its bytes in a tensor, with timm's transforms."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 
 from labelflow.data.deferred import DecodedCrop, Resize, defer
-from labelflow.data.geometry import Geometry, OnImage, Tracked, follow, operations
+from labelflow.data.geometry import Geometry, OnImage, Pair, Tracked, follow, in_pairs, operations
 from labelflow.data.images import to_rgb
 from labelflow.data.settings import Data
 from labelflow.data.simple_crop import SimpleCrop
@@ -59,9 +60,10 @@ class DeferredSteps:
         return tracked
 
 
-def train_transform(data: Data) -> Transform:
+def train_transform(data: Data, spatial: bool = False) -> Transform:
     """Random crop, flip, RandAugment or colour jitter, random erasing. Drawn as timm draws them; not normalised. With
-    `data.augment == "device"`, all but the crop is left to the device."""
+    `data.augment == "device"`, all but the crop is left to the device. spatial: a `Pair` of views, of which the second
+    is the first without changes of colours; nothing else is drawn."""
     transform = create_transform(
         data.image_size,
         is_training=True,
@@ -81,10 +83,17 @@ def train_transform(data: Data) -> Transform:
         for operation in operations(step):
             if operation.aug_fn is auto_augment.posterize:
                 operation.aug_fn = _posterize
+    both = [in_pairs] if spatial else []
     if data.augment == "workers":
         first = SimpleCrop(crop) if data.crop == "simple" else follow(crop)
-        return Steps(first, *(follow(step) for step in steps), OnImage(np.asarray))
-    return DeferredSteps(DecodedCrop(crop), Resize(crop), *(follow(defer(step)) for step in steps))
+        return Steps(first, *both, *(follow(step) for step in steps), as_arrays)
+    return DeferredSteps(DecodedCrop(crop), Resize(crop), *both, *(follow(defer(step)) for step in steps))
+
+
+def as_arrays(tracked: Tracked) -> Tracked:
+    """Bytes, as they are in memory."""
+    image = tracked.image
+    return replace(tracked, image=image.both(np.asarray) if isinstance(image, Pair) else np.asarray(image))
 
 
 def _posterize(image: Image.Image, bits: int, **unused: Any) -> Image.Image:

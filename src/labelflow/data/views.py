@@ -16,7 +16,7 @@ from labelflow.chance import Purpose, restored_generators, seed_generators
 from labelflow.data.batches import Draw
 from labelflow.data.deferred import Deferred, Plan
 from labelflow.data.erasing import Patch, Patches
-from labelflow.data.geometry import Geometry
+from labelflow.data.geometry import Geometry, Pair, Tracked
 from labelflow.data.growth import BySize, at_epoch
 from labelflow.data.images import Decode, to_rgb
 from labelflow.data.normalise import Normalise
@@ -74,6 +74,12 @@ class View(NamedTuple):
     dense: ViewLabels | None = None
     patch: Patch | None = None  # what random erasing puts into it
     epoch: int = 0
+    spatial: Any = None  # the image without changes of colours, of the same kind, where it is asked for
+
+    @staticmethod
+    def of(tracked: Tracked, label: Any, weight: float, **more: Any) -> "View":
+        image, spatial = tracked.image if isinstance(tracked.image, Pair) else (tracked.image, None)
+        return View(image, label, weight, patch=tracked.patch, spatial=spatial, **more)
 
 
 class Batch(NamedTuple):
@@ -83,6 +89,7 @@ class Batch(NamedTuple):
     problems: list[Problem]  # samples that could not be read
     dense: TokenLabels | None = None  # labels of tokens, where there are any
     epoch: int = 0
+    spatial: Tensor | None = None  # the images without changes of colours and random erasing, where asked for
 
 
 class PixelBatch(NamedTuple):
@@ -97,20 +104,29 @@ class PixelBatch(NamedTuple):
     normalise: Normalise
     plan: Plan | None  # what is still to be done with the pixels, with `--augment device`
     epoch: int = 0
+    spatial: Tensor | Plan | None = None  # pixels without changes of colours, or what makes them of these pixels
 
     def to(self, device: torch.device) -> Batch:
         pixels, labels, weights = (part.to(device, non_blocking=True) for part in self[:3])
         pixels = pixels.contiguous()
-        if self.plan:
-            pixels = self.plan.to(device).apply(pixels, self.normalise.mean_colour)
-        images = self.normalise(pixels)
+        images = self._images(pixels, self.plan, device)
         self.patches.paint(images)
         dense = self.dense.to(device) if self.dense else None
-        return Batch(images, labels, weights, self.problems, dense, self.epoch)
+        spatial = None
+        if isinstance(self.spatial, Plan):
+            spatial = self._images(pixels, self.spatial, device)
+        elif self.spatial is not None:
+            spatial = self._images(self.spatial.to(device, non_blocking=True).contiguous(), None, device)
+        return Batch(images, labels, weights, self.problems, dense, self.epoch, spatial)
+
+    def _images(self, pixels: Tensor, plan: Plan | None, device: torch.device) -> Tensor:
+        """Normalised, after what is still to be done."""
+        return self.normalise(plan.to(device).apply(pixels, self.normalise.mean_colour) if plan else pixels)
 
 
 def collate(views: list[View], normalise: Normalise) -> PixelBatch:
     deferred = [view.image for view in views if isinstance(view.image, Deferred)]  # all or none
+    spatial: list[Any] = [view.spatial for view in views if view.spatial is not None]  # all or none
     return PixelBatch(
         _stack([image.pixels for image in deferred] or [view.image for view in views]),
         _stack_labels([view.label for view in views]),
@@ -121,6 +137,7 @@ def collate(views: list[View], normalise: Normalise) -> PixelBatch:
         normalise,
         Plan.stack(deferred) if deferred else None,
         views[0].epoch,
+        (Plan.stack(spatial) if deferred else _stack(spatial)) if spatial else None,
     )
 
 
@@ -206,7 +223,8 @@ class Views(Dataset[View]):
         tracked = transform(decoded)
         counts = self.training or not problem
         dense = labeller(self.source.key(index), tracked.geometry) if labeller else None
-        return View(tracked.image, label, draw.weight if counts else 0.0, problem, dense, tracked.patch, draw.epoch)
+        weight = draw.weight if counts else 0.0
+        return View.of(tracked, label, weight, problem=problem, dense=dense, epoch=draw.epoch)
 
     def _blank(self, transform: Transform) -> tuple[Any, Any]:
         label = multi_hot([], len(self.source.classes)) if is_multi_label(self.source) else 0

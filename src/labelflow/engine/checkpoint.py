@@ -1,9 +1,10 @@
 """Checkpoints: all that a run needs to resume, bit for bit. Loading one executes no code.
 
 checkpoints/00001200/   model.safetensors  ema.safetensors  optimizer.pt  state.json  checksums.json
-                        heads.safetensors: what is trained beside the model, if anything
+                        heads.safetensors, ema_heads.safetensors: what is trained beside the model, if anything
                         memory.safetensors: what training needs of earlier micro-batches, if anything
 model.safetensors, last.safetensors   in the run's folder: weights alone, of the best and of the newest checkpoint
+heads.safetensors, last_heads.safetensors   the same of what is trained beside the model
 """
 
 import json
@@ -27,11 +28,13 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from labelflow.engine.ema import Ema
 from labelflow.engine.lock import on_main_process
-from labelflow.engine.run import BEST, LAST, Run
+from labelflow.engine.run import BEST, HEADS, LAST, Run
 from labelflow.files import atomic_folder, atomic_write, check_file, folder_problem, forget_file
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PREFIX = "model."  # of the model's weights in the trained student
+FILES = ("model.safetensors", "heads.safetensors")  # of a checkpoint: the model, and what is trained beside it
+EMA_FILES = ("ema.safetensors", "ema_heads.safetensors")
 
 
 @dataclass
@@ -74,12 +77,9 @@ class Checkpoints:
             if not folder.exists():  # one that exists is complete, and identical
                 try:
                     with atomic_folder(folder, checked=True) as draft:
-                        model, heads = _split(weights)
-                        save_file(model, draft / "model.safetensors")
-                        if heads:
-                            save_file(heads, draft / "heads.safetensors")
+                        _save(weights, draft, *FILES)
                         if average is not None:
-                            save_file(_contiguous(average), draft / "ema.safetensors")
+                            _save(average, draft, *EMA_FILES)
                         if memory is not None:
                             save_file(memory, draft / "memory.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
@@ -101,11 +101,7 @@ class Checkpoints:
         if folder is None:
             return State(identity=self.identity)
         state = _state(folder)
-        weights: dict[str, Any] = {
-            PREFIX + name: value for name, value in load_file(folder / "model.safetensors").items()
-        }
-        if (folder / "heads.safetensors").exists():
-            weights |= load_file(folder / "heads.safetensors")
+        weights: dict[str, Any] = _load(folder, *FILES)
         optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
         for group in optimizer["param_groups"]:
             if "fused" in group:  # is up to this device, not to the one that the checkpoint was saved on
@@ -119,7 +115,7 @@ class Checkpoints:
                 options=FULL,
             )
         if self.ema:
-            self.ema.load(load_file(folder / "ema.safetensors"))
+            self.ema.load({**weights, **_load(folder, *EMA_FILES)})  # earlier versions had no average of heads
         if self.memory:
             memory = load_file(folder / "memory.safetensors", device=str(self.accelerator.device))
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -175,14 +171,15 @@ class Checkpoints:
 
     def _check_best(self, made_again: bool) -> None:
         """Damaged best weights are an error, unless the checkpoint that they were damaged with will be made again."""
-        try:
-            if self.run.has(BEST):
-                check_file(self.run / BEST)
-        except ValueError:
-            if not made_again:
-                raise
-            forget_file(self.run / BEST)
-            self.tell(f"{self.run / BEST} is damaged, too, and removed; the next evaluation writes it again")
+        for name in (BEST, HEADS[BEST]):
+            try:
+                if self.run.has(name):
+                    check_file(self.run / name)
+            except ValueError:
+                if not made_again:
+                    raise
+                forget_file(self.run / name)
+                self.tell(f"{self.run / name} is damaged, too, and removed; the next evaluation writes it again")
 
     def _problem(self, folder: Path) -> str:
         """Why a checkpoint can't be used; '' if it can."""
@@ -209,10 +206,11 @@ class Checkpoints:
 
     def _publish(self, name: str, update: int) -> None:
         """The weights of a checkpoint that is still there, as the newest or the best: the EMA's if there is one."""
-        weights = self._folder(update) / ("ema.safetensors" if self.ema else "model.safetensors")
-        if weights.exists():
-            with atomic_write(self.run / name, checked=True) as draft:
-                _link(weights, draft)
+        for file, published in zip(EMA_FILES if self.ema else FILES, (name, HEADS[name]), strict=True):
+            weights = self._folder(update) / file
+            if weights.exists():
+                with atomic_write(self.run / published, checked=True) as draft:
+                    _link(weights, draft)
 
     def _folder(self, update: int) -> Path:
         return self.run / "checkpoints" / f"{update:08d}"
@@ -238,11 +236,19 @@ def _state(folder: Path) -> State:
     return State(**json.loads((folder / "state.json").read_bytes()))
 
 
-def _split(weights: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The model's weights under its own names, and the rest of the student's."""
+def _save(weights: dict[str, Any], folder: Path, model_file: str, heads_file: str) -> None:
+    """The model's weights under its own names, and the rest of the student's, if any."""
     model = {name.removeprefix(PREFIX): value for name, value in weights.items() if name.startswith(PREFIX)}
     heads = {name: value for name, value in weights.items() if not name.startswith(PREFIX)}
-    return _contiguous(model), _contiguous(heads)
+    save_file(_contiguous(model), folder / model_file)
+    if heads:
+        save_file(_contiguous(heads), folder / heads_file)
+
+
+def _load(folder: Path, model_file: str, heads_file: str) -> dict[str, torch.Tensor]:
+    """Both, under the student's names."""
+    model = {PREFIX + name: value for name, value in load_file(folder / model_file).items()}
+    return model | (load_file(folder / heads_file) if (folder / heads_file).exists() else {})
 
 
 def _contiguous(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

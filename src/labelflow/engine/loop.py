@@ -53,7 +53,7 @@ def train(
     optimizer = make_optimizer(task.student, training, accelerator.device.type)
     student, optimizer = accelerator.prepare(task.student, optimizer)
     schedule = make_schedule(optimizer.optimizer, training, per_epoch)
-    ema = Ema(model, training.ema) if training.ema else None
+    ema = Ema(task.student, training.ema) if training.ema else None  # with the heads beside the model
     checkpoints = Checkpoints(
         run, student, optimizer.optimizer, ema, accelerator, training.keep, progress.say, identity, task.memory
     )

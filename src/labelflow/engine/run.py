@@ -8,15 +8,16 @@ from labelflow.files import atomic_write, check_file, has_file, list_file, named
 
 CONFIG, BEST = "config.json", "model.safetensors"  # timm's names
 LAST = "last.safetensors"
+HEADS = {BEST: "heads.safetensors", LAST: "last_heads.safetensors"}  # what was trained beside these weights
 METRICS = "metrics.jsonl"
 DETAILS = "classes.json"
 
 
 class Run:
     """config.json and model.safetensors (the best weights), which timm can load if it is a classifier's;
-    last.safetensors, recipe.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last
-    evaluation, for tasks that have them), data.npz (the files it is trained on), checkpoints/, checksums.json (of all
-    these files)"""
+    last.safetensors; heads.safetensors and last_heads.safetensors (what was trained beside each of them, if anything);
+    recipe.json, environment.json, metrics.jsonl, classes.json (metrics by class at the last evaluation, for tasks that
+    have them), data.npz (the files it is trained on), checkpoints/, checksums.json (of all these files)"""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -57,6 +58,11 @@ class Run:
             if self.has(name):
                 return self / name
         raise ValueError(f"{self.folder} has no weights yet; they are written with the first checkpoint")
+
+    def heads(self) -> Path | None:
+        """What was trained beside the best weights, such as a token head, if anything."""
+        file = HEADS[self.weights().name]
+        return self / file if self.has(file) else None
 
     def checkpoints(self) -> list[Path]:
         """Complete ones, oldest first."""

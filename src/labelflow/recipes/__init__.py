@@ -16,6 +16,7 @@ from labelflow.recipes import (
     rivals,
     segmentation,
     small,
+    stl,
     token_labeling,
     token_labeling_others,
     transfer,
@@ -43,6 +44,7 @@ RECIPES: dict[str, Entry[Recipe]] = {
         *_of("DeiT III", deit3.ENTRIES),
         *distillation.ENTRIES,
         *merging.ENTRIES,
+        *stl.ENTRIES,
         *_of("Token Labeling", token_labeling.ENTRIES, token_labeling_others.ENTRIES, baselines.ENTRIES),
     )
 }

@@ -77,6 +77,7 @@ METHODS = {
         Method("tokenmix", "TokenMix", f"0.5*{MIXUP} + 0.5*tokenmix(patch={{patch}})", "token_mix", dense=True),
         Method("distill", "CutMix + a teacher", CUTMIX, "distill", taught=True),
         Method("distill_tl_align", "TL-Align + a teacher", CUTMIX, "distill(target='tl_align')", taught=True),
+        Method("stl", "CutMix + self-emerging token labels", CUTMIX, "stl", taught=True),
         Method("smmix", "SMMix", f"0.5*{MIXUP} + 0.5*smmix", "sm_mix"),
         Method(
             "mixpro",

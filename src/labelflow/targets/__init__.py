@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from labelflow.targets.recursive_mix import RecursiveMixTarget
     from labelflow.targets.relabel import ReLabel
     from labelflow.targets.sm_mix import SMMixTarget
+    from labelflow.targets.stl import STL, STLLabeler
     from labelflow.targets.tl_align import TLAlign
     from labelflow.targets.token_label import TokenLabel
     from labelflow.targets.token_label_aligned import TokenLabelAligned
@@ -33,17 +34,21 @@ TARGETS: "Registry[type[Target]]" = Registry(
         "recursive_mix": "labelflow.targets.recursive_mix:RecursiveMixTarget",
         "distill": "labelflow.targets.distill:Distill",
         "pal": "labelflow.targets.pal:PAL",
+        "stl_labeler": "labelflow.targets.stl:STLLabeler",
+        "stl": "labelflow.targets.stl:STL",
     }
 )
 
 __all__ = [
     "PAL",
+    "STL",
     "TARGETS",
     "Distill",
     "Plain",
     "ReLabel",
     "RecursiveMixTarget",
     "SMMixTarget",
+    "STLLabeler",
     "TLAlign",
     "Target",
     "Taught",

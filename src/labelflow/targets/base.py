@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from labelflow.align import Output, Student
 from labelflow.loss import Loss, Term
 from labelflow.mix import Mix
-from labelflow.sparse import TokenLabels
+from labelflow.sparse import Sparse, TokenLabels
 
-Teaching = Literal["", "logits", "features"]  # what a target needs of a teacher; "": nothing
+Teaching = Literal["", "logits", "features", "tokens"]  # what a target needs of a teacher; "": nothing
 
 
 class Taught(NamedTuple):
@@ -29,11 +29,13 @@ class Truth(NamedTuple):
     loss: Loss = Loss()  # of logits and (mixed) labels: one number a sample or token
     earlier: Tensor | None = None  # (B, C): the model's logits for the earlier batch, where the mixer pastes from it
     taught: Taught | None = None  # what a teacher says of the mixed images, for targets that name what they need of it
+    tokens: Sparse | None = None  # (B, N, …): their tokens' labels, for targets that need a teacher's "tokens"
 
 
 class Target(Protocol):
     """Turns one forward pass into the terms of a loss. One that makes sense for images of one class only says
-    `single_label = True`."""
+    `single_label = True`. One that needs a teacher's "tokens" has `token_labels(logits, generator) -> Sparse`, which
+    makes labels of them."""
 
     dense: bool  # whether it needs dense labels
     teacher: Teaching  # what it needs of a teacher

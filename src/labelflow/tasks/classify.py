@@ -185,6 +185,7 @@ class Classification(Evaluation):
             labeller=BySize(self.growth, self.labellers) if self.growth and self.labellers else labeller,
             growth=self.growth,
             order=self.order,
+            spatial=self.target.teacher == "tokens",
         )
         try:
             for batch in batches:
@@ -202,7 +203,7 @@ class Classification(Evaluation):
             assert not isinstance(self.train_source, Stream)
             first = self.labellers[size](self.train_source.key(0), Geometry((size, size)))
             dense = first.stack([first, first]).to(images.device)
-        batch = Batch(images, labels, torch.ones(2), [], dense)
+        batch = Batch(images, labels, torch.ones(2), [], dense, spatial=images)
         with evaluating(self.student):
             mixers = self.mixer.mixers if isinstance(self.mixer, Choose) else [self.mixer]
             for mixer in [*mixers, NoMix()] if self.recipe.mix_off_epoch else mixers:
@@ -266,7 +267,9 @@ class Classification(Evaluation):
         if earlier and mix.pool:
             images, truth = earlier.behind(images, truth)
         taught = self.teacher.taught(images, mix) if self.teacher else None
-        truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught)
+        tokens = self.teacher.token_labels(batch.spatial, self.student, generator) if self.teacher else None
+        tokens = tokens.smoothed(smoothing, classes) if tokens else None
+        truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught, tokens=tokens)
         output = student(mix.apply(images), mix)
         return self.target(output, truth, mix), Earlier.of(images, truth, mix, output) if self.memory else None
 

@@ -57,8 +57,8 @@ class Recipe(BaseRecipe):
     smoothing: float = 0.1
     """Label smoothing."""
     teacher: str = ""
-    """A trained classifier that runs beside, for --target distill, or, without --labels, for targets that need dense
-    labels: the folder of a run, or a timm model, such as 'tf_efficientnet_lite0=packaged'."""
+    """A trained classifier that runs beside, for --target distill and stl, or, without --labels, for targets that need
+    dense labels: the folder of a run, or a timm model, such as 'tf_efficientnet_lite0=packaged'."""
     teacher_size: int = 0
     """Side of the images that the teacher sees, in pixels; 0: what its weights were tested with."""
     teacher_top: int = 5
