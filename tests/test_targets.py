@@ -139,7 +139,8 @@ def test_every_image_has_its_own_share(name: str) -> None:
     student = target.student(model)
     known = truth_for(4, 16)
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(6))
-    truth = known._replace(clean=noise[0], taught=Taught(noise[1]))
+    assert known.dense is not None
+    truth = known._replace(clean=noise[0], taught=Taught(noise[1]), tokens=known.dense.tokens)
 
     def loss_with(order: list[int]) -> float:
         mix = lf.Mix(partner, share[order])

@@ -263,5 +263,5 @@ def test_bad_settings(text: str, message: str) -> None:
 
 
 def test_others_need_no_teacher() -> None:
-    assert [name for name, target in TARGETS.items() if target.teacher] == ["distill"]
+    assert [name for name, target in TARGETS.items() if target.teacher] == ["distill", "stl"]
     assert (Distill().teacher, Distill(kind="features").teacher, Plain().teacher) == ("logits", "features", "")

@@ -172,6 +172,7 @@ def test_a_run_that_was_killed_ends_alike_and_knows_its_labeller(
         (["--auto-augment", "augmix-m5-w4-d2"], "which a labeller that sees no changes of colours cannot follow"),
         (["--target", "stl(labels='argmax')"], "labels must be 'drawn', 'soft' or 'likeliest', not 'argmax'"),
         (["--target", "distill(target='stl')"], "the target stl has a teacher already"),
+        (["--mixer", "recursivemix"], "but the mixer recursivemix pastes from the batch before; use another mixer"),
         (["--target", "stl_labeler"], "the target stl_labeler has no use for --teacher"),
         (["--loss", "bce(threshold=0)", "--smoothing", "0"], "makes every label 0 or 1, so the target stl would make"),
     ],

@@ -110,6 +110,11 @@ class Classification(Evaluation):
         self.memory = Memory(micro_batches) if remembers(self.mixer) else None
         self.target: Target = build(recipe.target, TARGETS, "target")
         check_teaching(recipe, self.target)
+        if self.memory and self.target.teacher == "tokens":
+            raise ValueError(
+                f"the target {recipe.target} labels the tokens of one batch, but the mixer {recipe.mixer} pastes from "
+                "the batch before; use another mixer, such as --mixer cutmix"
+            )
         check_threshold(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
