@@ -28,6 +28,7 @@ from labelflow.spec import parse, split
 from labelflow.tokens import check_image_size
 
 RANDOM = " (random weights)"
+OURS = ("merge_tokens",)  # arguments of a model that timm does not know; it makes the plain model of the same weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +216,14 @@ def timm_config(
     """The config.json from which `timm.create_model("local-dir:…")` makes a model again, with how it sees images and
     the names of its classes."""
     before: Any = model.pretrained_cfg
+    ours = {key: arguments[key] for key in OURS if key in arguments}
     parts = {part: before[part] for part in ("fixed_input_size", "first_conv", "classifier") if part in before}
     return {
         "architecture": name,
         "num_classes": len(classes),
         "label_names": list(classes),
-        "model_args": {key: value for key, value in arguments.items() if value is not None},  # as timm does itself
+        "model_args": {key: value for key, value in arguments.items() if value is not None and key not in OURS},
+        **ours,
         "pretrained_cfg": {**parts, **preprocessing.cfg, "num_classes": len(classes)},
     }
 
@@ -228,7 +231,8 @@ def timm_config(
 def build(config: dict[str, Any], weights: str = "") -> nn.Module:
     """The model that a run's config.json describes: with random weights, or with those of a file, fitted to it."""
     cfg = {**config["pretrained_cfg"], "label_names": config.get("label_names")}
-    return create(config["architecture"], weights, pretrained_cfg=cfg, **config.get("model_args", {}))
+    ours = {key: config[key] for key in OURS if key in config}
+    return create(config["architecture"], weights, pretrained_cfg=cfg, **config.get("model_args", {}), **ours)
 
 
 def _load_timm(text: str, weights: str, image_size: int, classes: tuple[str, ...]) -> Classifier:

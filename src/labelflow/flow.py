@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from labelflow.precision import product
+
 try:
     from labelflow import kernels
 except ImportError:  # Triton is not available for this platform
@@ -86,15 +88,6 @@ def attention(weights: Tensor, labels: Tensor) -> Tensor:
         return kernels.attention(weights, labels)
     weights = weights.sum(1, dtype=torch.float32)  # the mean over heads, up to what Norm takes out
     return normalise(product(labels.mT.contiguous(), weights.mT).mT)  # (K, M)·(M, N): few rows are faster than columns
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32, also on devices that are allowed to round what they multiply to TF32, 11 bits: each
-    factor is split into 8 bits, which stay, and the rest."""
-    if left.device.type == "cpu":
-        return left @ right
-    coarse_left, coarse_right = left.bfloat16().float(), right.bfloat16().float()
-    return coarse_left @ coarse_right + (left - coarse_left) @ coarse_right + left @ (right - coarse_right)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@
 
 COMPUTE = (  # decides the numbers of a run
     *("lazy", "process", "files", "spec", "settings", "tables", "chance"),
-    *("tokens", "mix", "kernels", "flow", "sparse", "loss", "models", "adapters", "follow"),
+    *("precision", "tokens", "mix", "kernels", "flow", "sparse", "loss", "models", "adapters", "follow"),
     *("token_mixer", "align"),
     *("guides", "mixers", "targets", "data", "engine", "predictions", "classifier", "labels", "tasks"),
 )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from labelflow.precision import product
 from labelflow.tokens import token_grid
 
 
@@ -60,7 +61,7 @@ class Mix:
         if self.sources is not None and self.box is not None:
             raise ValueError("a mix either moves cells (sources) or resizes the partner (box), not both")
         if self.at == "tokens" and not (self.sources is None and self.box is None and not self.pool):
-            raise ValueError("sources, box and pool are for pixels; a mix of tokens has none of them")
+            raise ValueError("sources, box and pool are for pixels, at='image'; a mix of tokens has none of them")
         _, _, height, width = self.share.shape
         if self.share.stride() != (height * width, height * width, width, 1):
             # One layout, whatever a mixer expands: compiled models are compiled once.
@@ -150,7 +151,8 @@ class Mix:
             top, left, bottom, right = self.box.unbind(1)
             rows = _resize_weights(top, bottom, self.share.shape[2], grid[0])  # (B, h, h)
             columns = _resize_weights(left, right, self.share.shape[3], grid[1])
-            pasted = torch.einsum("bir,bjc,brcv->bijv", rows, columns, pasted.unflatten(1, grid)).flatten(1, 2)
+            across = product(columns.unsqueeze(1), pasted.unflatten(1, grid))  # (B, h, w, V): row by row
+            pasted = product(rows, across.flatten(2)).unflatten(2, across.shape[2:]).flatten(1, 2)
         return own, pasted
 
     def tokens(self, grid: tuple[int, int]) -> Tensor:

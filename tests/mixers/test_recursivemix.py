@@ -92,6 +92,11 @@ def test_what_it_refuses() -> None:
         Choose([lf.RecursiveMix(), lf.CutMix()], [0.5, 0.5], per="sample")
 
 
+def test_a_choice_has_no_earlier_batch() -> None:
+    with pytest.raises(ValueError, match="RecursiveMix needs an earlier batch: use mix_batch"):
+        Choose([lf.RecursiveMix()], [1.0])(torch.rand(2, 3, 8, 8))
+
+
 def test_which_mixers_remember() -> None:
     assert remembers(make_mixer("recursivemix(alpha=0.3)"))
     assert remembers(make_mixer("0.5*mixup + 0.5*recursivemix"))

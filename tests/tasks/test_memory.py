@@ -34,30 +34,34 @@ def earlier(number: float) -> Earlier:
 
 
 def test_each_place_of_an_update_has_its_own_memory() -> None:
-    """Of the micro-batches 0, 1 | 2, 3 | 4, 5: 2 remembers 0, 3 remembers 1, 4 remembers 2. An epoch begins anew."""
-    memory = Memory(length=2)
-    recalled = []
-    for number, epoch in enumerate((0, 0, 0, 0, 1, 1, 1)):
+    """Of the micro-batches 0, 1 | 2, 3 | 4, 5: 2 remembers 0, 3 remembers 1, 4 remembers 2. An epoch begins anew, and
+    after its last update there is nothing to keep."""
+    memory = Memory(length=2, updates=3)
+    recalled, kept = [], []
+    for number, epoch in enumerate((0, 0, 0, 0, 0, 0, 1, 1, 1)):
         found = memory.recall(epoch)
         recalled.append(None if found is None else int(found.images[0, 0, 0, 0]))
         memory.remember(earlier(number))
-    assert recalled == [None, None, 0, 1, None, None, 4]
+        kept.append(len(memory.queue))
+    assert recalled == [None, None, 0, 1, 2, 3, None, None, 6]
+    assert kept == [1, 2, 2, 2, 1, 0, 1, 2, 2]
+    assert not Memory(length=2, updates=3).state_dict()
 
 
 def test_processes_share_places() -> None:
     """Process r of R has the places r, r+R, …: its slice of what all of them remember."""
-    memory = Memory(length=4)
+    memory = Memory(length=4, updates=5)
     memory.recall(3)
     for number in range(4):
         memory.remember(earlier(number))
     state = memory.state_dict()
     for rank in range(2):
-        other = Memory(length=2)
+        other = Memory(length=2, updates=5)
         other.load_state_dict({name: value[rank::2] for name, value in state.items()})
-        assert other.epoch == 3
+        assert (other.epoch, other.seen) == (3, 4)
         assert [int(one.images[0, 0, 0, 0]) for one in other.queue] == [rank, rank + 2]
         assert all(torch.equal(one.logits, -one.classes) for one in other.queue)
-    smaller = Memory(length=8)  # another --micro-batch: nothing fits, and it begins anew
+    smaller = Memory(length=8, updates=5)  # another --micro-batch: nothing fits, and it begins anew
     smaller.load_state_dict(state)
     assert smaller.recall(3) is None
 
@@ -78,7 +82,9 @@ def test_dense_labels_are_remembered_in_full() -> None:
             full = torch.cat([full, pixels])
         tokens = torch.nn.functional.avg_pool2d(mix.apply(full), 8)
         pixels = tokens.repeat_interleave(8, 2).repeat_interleave(8, 3)  # a label is a token's
-        found = Earlier.of(images, truth, mix, Output(torch.zeros(2, 7)))
+        output = Output(torch.zeros(2, 7))
+        found = Earlier.of(mix.apply(images), truth, mix, output)
+        assert found.logits.data_ptr() != output.logits.data_ptr()  # which CUDA graphs overwrite
         assert found.dense_tokens is not None
         assert found.dense_image is not None
         assert_close(found.dense_tokens, tokens.flatten(2).mT)
@@ -96,6 +102,9 @@ def test_a_batch_is_pasted_into_the_next() -> None:
         before = task.memory.queue[0] if task.memory and number > 1 else None
         terms = task.terms(task.student.train(), seen, torch.Generator().manual_seed(number))
         assert task.memory is not None
+        if number > 3:  # the epoch's last update
+            assert len(task.memory.queue) == 5 - number
+            continue
         mixed = task.memory.queue[-1].images
         mix = lf.RecursiveMix()(seen.images, torch.Generator().manual_seed(number), earlier=mixed)
         if before is None:
@@ -128,9 +137,15 @@ def test_a_run_resumes_identically(run: Path, tmp_path: Path, stopped: int) -> N
     with pytest.raises(InterruptedError), patch.object(Checkpoints, "save", failing_after(stopped)):
         train_run(RECIPE, tmp_path, resume=False, quiet=True)
     train_run(RECIPE, tmp_path, resume=True, quiet=True)
-    for file in ("model", "heads", "memory"):
+    for file, update in (("model", 6), ("heads", 6), ("memory", 5)):
         expected, found = (
-            load_file(folder / "checkpoints" / "00000006" / f"{file}.safetensors") for folder in (run, tmp_path)
+            load_file(folder / "checkpoints" / f"{update:08d}" / f"{file}.safetensors") for folder in (run, tmp_path)
         )
         assert expected.keys() == found.keys()
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert not (run / "checkpoints" / "00000006" / "memory.safetensors").exists()  # the next epoch begins anew
+
+
+def test_a_target_of_earlier_batches_needs_its_mixer() -> None:
+    with pytest.raises(ValueError, match="cutmix pastes nothing: --mixer recursivemix, or a mixture with it"):
+        Classification(RECIPE.change(mixer="cutmix"))

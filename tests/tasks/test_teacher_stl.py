@@ -166,7 +166,7 @@ def test_a_run_that_was_killed_ends_alike_and_knows_its_labeller(
     ("arguments", "message"),
     [
         (["--teacher", ""], "the target stl needs a labeller: --teacher RUN, a run with --target stl_labeler"),
-        (["--teacher", "PLAIN"], "has no head for tokens, which the target stl takes labels from: give a run that was"),
+        (["--teacher", "PLAIN"], "has no head for tokens, which the target stl takes labels from: give the folder"),
         (["--teacher", "test_vit=random"], "10 of the data's 10 classes are unknown to test_vit"),
         (["--labels", "labels"], "the target stl does not use --labels; token_label, for example, does"),
         (["--auto-augment", "augmix-m5-w4-d2"], "which a labeller that sees no changes of colours cannot follow"),

@@ -16,6 +16,7 @@ from labelflow.align import Aligned
 from labelflow.follow import Layer
 from labelflow.labels.annotation import place_logits
 from labelflow.mix import Mix
+from labelflow.models.merging import require_all_tokens
 from labelflow.targets import TransMix
 from labelflow.tokens import sequence
 
@@ -40,6 +41,7 @@ def layer_ratios(model: nn.Module, images: Tensor, mix: Mix) -> list[LayerRatio]
     >>> [layer.name for layer in layer_ratios(model, images, lf.CutMix()(images))][:2]
     ['blocks.0', 'blocks.1']
     """
+    require_all_tokens(model, "ratios layer by layer need")
     aligned = Aligned(model)
     whole = torch.ones_like(mix.share)
     with _tokens_of(aligned) as clean:

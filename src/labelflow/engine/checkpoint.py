@@ -80,7 +80,7 @@ class Checkpoints:
                         _save(weights, draft, *FILES)
                         if average is not None:
                             _save(average, draft, *EMA_FILES)
-                        if memory is not None:
+                        if memory:
                             save_file(memory, draft / "memory.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
                         (draft / "state.json").write_text(json.dumps(asdict(state)))
@@ -116,10 +116,11 @@ class Checkpoints:
             )
         if self.ema:
             self.ema.load({**weights, **_load(folder, *EMA_FILES)})  # earlier versions had no average of heads
-        if self.memory:
-            memory = load_file(folder / "memory.safetensors", device=str(self.accelerator.device))
+        if self.memory and (folder / "memory.safetensors").exists():
+            memory = load_file(folder / "memory.safetensors")
             rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            self.memory.load_state_dict({name: value[rank::processes] for name, value in memory.items()})
+            own = {name: value[rank::processes] for name, value in memory.items()}
+            self.memory.load_state_dict({name: value.to(self.accelerator.device) for name, value in own.items()})
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if on_main_process(partial(self._go_back_to, state)):
@@ -130,10 +131,9 @@ class Checkpoints:
         """Of all processes, (micro-batches, ...) each, in the order of micro-batches: process r of R has r, r+R, …"""
         assert self.memory
         processes = self.accelerator.num_processes
-        gathered = {name: self.accelerator.gather(value) for name, value in self.memory.state_dict().items()}
         return {
-            name: value.unflatten(0, (processes, -1)).transpose(0, 1).flatten(0, 1).cpu().contiguous()
-            for name, value in gathered.items()
+            name: self.accelerator.gather(value).cpu().unflatten(0, (processes, -1)).transpose(0, 1).flatten(0, 1)
+            for name, value in self.memory.state_dict().items()
         }
 
     def _go_back_to(self, state: State) -> bool:

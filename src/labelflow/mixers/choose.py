@@ -55,9 +55,10 @@ class Choose:
         batch, _, _ = check_images(images, generator)
         if self.per == "batch":
             mixer = self.pick(generator)
-            if isinstance(mixer, NEED_IMPORTANCE):
+            if isinstance(mixer, NEED_MORE):
+                what = "an earlier batch" if isinstance(mixer, Remembering) else "importance"
                 raise ValueError(
-                    f"{type(mixer).__name__} needs importance: use mix_batch, or call what pick(generator) returns"
+                    f"{type(mixer).__name__} needs {what}: use mix_batch, or call what pick(generator) returns"
                 )
             return mixer(images, generator)
         choice = spread(self._draw(draws(self.per, batch), generator), batch)

@@ -37,7 +37,7 @@ class GuidedMixup:
     def __call__(self, images: Tensor, generator: Generator | None = None, *, importance: Tensor) -> Mix:
         _, height, width = check_images(images, generator)
         maps = important_parts(check_importance(importance, images), height, width)
-        partner = one_cycle(torch.cdist(maps.flatten(1), maps.flatten(1)))
+        partner = one_cycle(torch.cdist(maps.flatten(1), maps.flatten(1), compute_mode="donot_use_mm_for_euclid_dist"))
         both = maps + maps[partner]
         return Mix(partner, (maps / both).where(both > 0, 0.5).unsqueeze(1))
 

@@ -19,7 +19,7 @@ from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from labelflow.models import lvvit
-from labelflow.models.t2t_tokens import full_precision
+from labelflow.precision import full_precision, product
 
 
 class Tokens(NamedTuple):
@@ -38,7 +38,7 @@ def match(key: Tensor, r: int, prefix: int) -> Tensor:
     key = F.normalize(key.float(), dim=-1)
     even, odd = (prefix + 1) // 2, prefix // 2  # of the prefix
     with full_precision(key.device.type):  # in half precision, the nearest ones would all be as near
-        similarity = key[:, ::2] @ key[:, 1::2].mT  # (B, evens, odds)
+        similarity = product(key[:, ::2], key[:, 1::2].mT)  # (B, evens, odds)
     similarity[:, :even].fill_(-torch.inf)
     similarity[:, :, :odd].fill_(-torch.inf)
     best, nearest = similarity.max(-1)  # (B, evens)
@@ -119,7 +119,11 @@ class Block(vision_transformer.Block):
     match: Match
     last: bool
 
-    def forward(self, tokens: Tensor | Tokens) -> Tensor | Tokens:
+    def forward(self, tokens: Tensor | Tokens, attn_mask: Tensor | None = None) -> Tensor | Tokens:
+        if attn_mask is not None:
+            raise ValueError("a model that merges tokens takes no attn_mask: merge_tokens(model, 0) turns merging off")
+        if not isinstance(tokens, Tensor | Tokens):  # a re-entrant checkpoint loses their names
+            raise ValueError("merged tokens need timm.layers.set_reentrant_ckpt(False), timm's default")
         x, place = tokens if isinstance(tokens, Tokens) else (tokens, None)
         count, left = x.shape[1], self.match.remaining(x.shape[1])
         size = None if place is None else sizes(place, count)

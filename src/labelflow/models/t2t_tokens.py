@@ -1,14 +1,14 @@
 """T2T-ViT's way from pixels to tokens: soft splits, and the token modules between them."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Format, Mlp
 from timm.models import checkpoint
 from torch import Tensor, nn
+
+from labelflow.precision import full_precision
 
 
 class SoftSplit(nn.Module):
@@ -92,11 +92,6 @@ class TokenPerformer(nn.Module):
         key, query, value = self.kqv(self.norm1(x)).chunk(3, -1)
         x = value + self.drop(self.proj(self.attend(query, key, value)))
         return x + self.mlp(self.norm2(x))
-
-
-def full_precision(device: str) -> AbstractContextManager[Any]:
-    known = torch.amp.is_autocast_available(device)  # not on "meta"
-    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 TOKEN_MODULES = {"performer": TokenPerformer, "transformer": TokenTransformer}

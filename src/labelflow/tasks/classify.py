@@ -4,6 +4,7 @@ Shapes: B batch, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -43,7 +44,6 @@ from labelflow.loss import Term, soft_labels
 from labelflow.mixers import AnyMixer, Choose, NoMix, guide_parameters, make_mixer, mix_batch, remembers
 from labelflow.models.create import create
 from labelflow.models.variants import create_for_any_size, drop_paths_evenly
-from labelflow.process import process_count
 from labelflow.spec import build, parse
 from labelflow.targets import TARGETS, Target, Truth
 from labelflow.tasks.accuracy import Accuracy
@@ -58,7 +58,7 @@ from labelflow.tasks.checks import (
 )
 from labelflow.tasks.epochs import check_mixing, count_epochs, is_mixed, make_growth
 from labelflow.tasks.imbalance import training_loss, weights_checksum
-from labelflow.tasks.memory import Earlier, Memory
+from labelflow.tasks.memory import Earlier, check_memory, make_memory
 from labelflow.tasks.multilabel import MultiLabel, check_dense_labels, check_several_labels
 from labelflow.tasks.recipe import Recipe
 from labelflow.tasks.teacher import check_teaching, how_to_label, make_teacher
@@ -105,16 +105,9 @@ class Classification(Evaluation):
 
     def __init__(self, recipe: Recipe, tell: Callable[[str], None] = print) -> None:
         self.mixer = make_mixer(recipe.mixer)
-        training = recipe.training
-        micro_batches = training.batch // training.micro_batch // process_count()
-        self.memory = Memory(micro_batches) if remembers(self.mixer) else None
         self.target: Target = build(recipe.target, TARGETS, "target")
         check_teaching(recipe, self.target)
-        if self.memory and self.target.teacher == "tokens":
-            raise ValueError(
-                f"the target {recipe.target} labels the tokens of one batch, but the mixer {recipe.mixer} pastes from "
-                "the batch before; use another mixer, such as --mixer cutmix"
-            )
+        check_memory(recipe, self.target, remembers(self.mixer))
         check_threshold(recipe, self.target)
         super().__init__(recipe, tell)
         self.train_source = open_source(recipe.data, "train", tell)
@@ -130,6 +123,7 @@ class Classification(Evaluation):
         check_training(recipe.training, self.samples)
         epochs = count_epochs(recipe.training, self.samples)
         check_mixing(recipe, epochs)
+        self.memory = make_memory(recipe.training, self.samples) if remembers(self.mixer) else None
         self.growth = make_growth(recipe.data, epochs)
         self.sizes = sorted({*recipe.data.sizes, recipe.data.image_size})
         name, arguments = model_arguments(recipe, len(self.classes))
@@ -246,7 +240,7 @@ class Classification(Evaluation):
         mixer = self.mixer if is_mixed(self.recipe, batch.epoch) else NoMix()
         earlier = self.memory.recall(batch.epoch) if self.memory else None
         terms, seen = self._step(student, batch, generator, mixer, earlier)
-        if self.memory and seen:
+        if self.memory and seen and is_mixed(self.recipe, batch.epoch):
             self.memory.remember(seen)
         return terms
 
@@ -275,8 +269,13 @@ class Classification(Evaluation):
         tokens = self.teacher.token_labels(batch.spatial, self.student, generator) if self.teacher else None
         tokens = tokens.smoothed(smoothing, classes) if tokens else None
         truth = truth._replace(clean=guidance.logits if guidance else None, taught=taught, tokens=tokens)
-        output = student(mix.apply(images), mix)
-        return self.target(output, truth, mix), Earlier.of(images, truth, mix, output) if self.memory else None
+        mixed = mix.apply(images)
+        output = student(mixed, mix)
+        terms = self.target(output, truth, mix)
+        if not self.memory:
+            return terms, None
+        pixels = mixed if mix.at == "image" else replace(mix, at="image").apply(images)
+        return terms, Earlier.of(pixels, truth, mix, output)
 
 
 def _hint(source: Source | Stream, name: str) -> str:

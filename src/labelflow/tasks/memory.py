@@ -8,7 +8,6 @@ Shapes: B micro-batch, C classes, N tokens, H×W pixels.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labelflow.align import Output
+from labelflow.engine import Training
 from labelflow.mix import Mix
+from labelflow.process import process_count
 from labelflow.sparse import Sparse, TokenLabels
-from labelflow.targets import Truth
+from labelflow.targets import RecursiveMixTarget, Target, Truth
+from labelflow.tasks.recipe import Recipe
 from labelflow.tokens import token_grid
 
 
@@ -32,14 +34,14 @@ class Earlier(NamedTuple):
     dense_tokens: Tensor | None = None  # (B, N, C): images in images, in images, all classes matter before long
 
     @classmethod
-    def of(cls, images: Tensor, truth: Truth, mix: Mix, output: Output) -> "Earlier":
-        """images: those that were mixed. truth: of the same."""
-        mixed = replace(mix, at="image").apply(images)
+    def of(cls, mixed: Tensor, truth: Truth, mix: Mix, output: Output) -> "Earlier":
+        """mixed: the images. truth: of those that were mixed."""
         classes, dense = mix.blend(truth.classes), truth.dense
-        found = cls(mixed, classes, output.logits.detach().float())
+        logits = output.logits.detach().to(torch.float32, copy=True)  # the model may reuse its memory (CUDA graphs)
+        found = cls(mixed, classes, logits)
         if dense is None:
             return found
-        grid = token_grid(dense.rest.shape[1], images.shape[2], images.shape[3])
+        grid = token_grid(dense.rest.shape[1], mixed.shape[2], mixed.shape[3])
         count = classes.shape[1]
         image, tokens = dense.image.mixed(mix.partner, mix.lam), dense.tokens.mixed_tokens(mix, grid)
         return found._replace(dense_image=image.dense(count), dense_tokens=tokens.dense(count))
@@ -73,29 +75,57 @@ class Memory:
     """The micro-batches of the last update, of this process: each is the earlier one of the micro-batch at the same
     place in the next update. So partners do not depend on how many processes share an update."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length  # micro-batches of this process in an update
-        self.epoch = -1
+    def __init__(self, length: int, updates: int) -> None:
+        self.length, self.updates = length, updates  # micro-batches of this process in an update; updates in an epoch
+        self.epoch, self.seen = -1, 0  # micro-batches of this epoch
         self.queue: deque[Earlier] = deque()
 
     def recall(self, epoch: int) -> Earlier | None:
         """The earlier micro-batch of the next one; None in the first update of an epoch."""
         if epoch != self.epoch:
-            self.epoch = epoch
+            self.epoch, self.seen = epoch, 0
             self.queue.clear()
-        return self.queue.popleft() if len(self.queue) == self.length else None
+        return self.queue.popleft() if self.seen >= self.length and self.queue else None
 
     def remember(self, earlier: Earlier) -> None:
-        self.queue.append(earlier)
+        """Those of the epoch's last update are of no use."""
+        if self.seen < self.length * (self.updates - 1):
+            self.queue.append(earlier)
+        self.seen += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """After an update: (micro-batches, ...) each"""
+        """After an update: (micro-batches, ...) each; nothing at the end of an epoch"""
+        if not self.queue:
+            return {}
         names = [name for name, value in zip(Earlier._fields, self.queue[0], strict=True) if value is not None]
         stacked = {name: torch.stack([getattr(one, name) for one in self.queue]) for name in names}
-        return stacked | {"epoch": stacked["logits"].new_full((len(self.queue),), self.epoch)}
+        counts = {"epoch": self.epoch, "seen": self.seen}
+        return stacked | {name: stacked["logits"].new_full((len(self.queue),), value) for name, value in counts.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         values = dict(state_dict)
-        self.epoch = int(values.pop("epoch")[0])
+        if not values:
+            return
+        self.epoch, self.seen = (int(values.pop(name)[0]) for name in ("epoch", "seen"))
         earlier = [Earlier(**dict(zip(values, parts, strict=True))) for parts in zip(*values.values(), strict=True)]
-        self.queue = deque(earlier if len(earlier) == self.length else [])
+        if len(earlier) != self.length:  # another --micro-batch: the rest of the epoch begins anew
+            earlier, self.seen = [], 0
+        self.queue = deque(earlier)
+
+
+def make_memory(training: Training, samples: int) -> Memory:
+    return Memory(training.batch // training.micro_batch // process_count(), samples // training.batch)
+
+
+def check_memory(recipe: Recipe, target: Target, remembers: bool) -> None:
+    """A target that compares with the batch before needs a mixer that pastes from it, and others may not take one."""
+    if remembers and target.teacher == "tokens":
+        raise ValueError(
+            f"the target {recipe.target} labels the tokens of one batch, but the mixer {recipe.mixer} pastes from the "
+            "batch before; use another mixer, such as --mixer cutmix"
+        )
+    if isinstance(target, RecursiveMixTarget) and not remembers:
+        raise ValueError(
+            f"the target {recipe.target} compares with the batch before, from which the mixer {recipe.mixer} pastes "
+            "nothing: --mixer recursivemix, or a mixture with it"
+        )

@@ -28,6 +28,7 @@ from labelflow.labels.sampling import whole_view_weights
 from labelflow.mix import Mix
 from labelflow.mixers import NoMix
 from labelflow.models.create import read_weights
+from labelflow.precision import product
 from labelflow.sparse import Sparse, TokenLabels
 from labelflow.targets import Target, Taught
 from labelflow.tasks.recipe import Recipe
@@ -124,7 +125,7 @@ class Teacher:
         grid, own = student.token_grid((images.shape[2], images.shape[3])), self.labeller.token_grid((self.size,) * 2)
         logits = self.of_data(logits)
         if own != grid:
-            logits = whole_view_weights(grid, own, logits.device)[:, 1:] @ logits
+            logits = product(whole_view_weights(grid, own, logits.device)[:, 1:], logits)
         return self.to_labels(logits, generator)
 
     def see(self, images: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ def with_token_head(classifier: Classifier, recipe: Recipe) -> Student:
     if not head and not has_token_head(model):
         raise ValueError(
             f"--teacher {recipe.teacher} has no head for tokens, which the target {recipe.target} takes labels from: "
-            "give a run that was trained with --target stl_labeler, or any LV-ViT"
+            "give the folder of a run that was trained with --target stl_labeler, stl or token_label, or any LV-ViT"
         )
     labeller = Student(model, {"tokens"}).eval()
     if labeller.token_head is not None:

@@ -193,7 +193,7 @@ def _run_model(folder: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a run's model, without those that are the classifier's alone."""
     check_classifier(folder)
     config = Run(folder).config()
-    own = ("num_classes", "drop_path_rate", "merge_tokens")
+    own = ("num_classes", "drop_path_rate")
     return config["architecture"], {key: value for key, value in config["model_args"].items() if key not in own}
 
 
