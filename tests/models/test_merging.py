@@ -18,6 +18,7 @@ from families.lvvit import LVVIT
 from families.merging import VIT, Token, features_and_labels, merged, small
 from helpers import FAMILIES, box_mix, build, images_for, sharpen
 from labelflow.analysis.presence import presence
+from labelflow.analysis.ratio import layer_ratios
 from labelflow.analysis.relevance import relevance
 from labelflow.models import merging
 from labelflow.models.create import create
@@ -170,8 +171,12 @@ def test_from_the_command_line_to_a_prediction(tmp_path: Path) -> None:
     with torch.no_grad():
         plain = lf.load(f"{TINY['model']}={run.folder / 'model.safetensors'}", image_size=32).model
         assert not torch.allclose(plain(images), classifier.model(images))
+        theirs = timm.create_model(f"local-dir:{run.folder}", pretrained=True).eval()  # timm knows no merging
+        assert torch.equal(plain(images), theirs(images))
         lf.merge_tokens(plain, (3, -1))
         assert torch.equal(plain(images), classifier.model(images))
+    with pytest.raises(ValueError, match="ratios layer by layer need a model that merges no tokens"):
+        layer_ratios(plain, images, box_mix(images))
     with pytest.raises(ValueError, match=r"timm's format.* needs a model that merges no tokens: omit merge_tokens"):
         lf.export(run.folder, "timm")
     assert "merge_tokens" not in resolve(str(run.folder)).arguments  # maps need all tokens
