@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -21,9 +22,13 @@ from torch.testing import assert_close
 
 import labelflow as lf
 import workers
-from test_examples import ROOT, run
+from test_examples import ROOT
+from test_examples import run_here as run_here  # a fixture
 
 NEEDS = {"bare_loop": None, "timm_task": "timm.task", "hf_trainer": "transformers", "lightning_module": "lightning"}
+
+# Lightning 2.6 with torch 2.15
+IN_THIS_PROCESS = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 
 
 def example(name: str) -> ModuleType:
@@ -57,9 +62,13 @@ def accuracy(state: dict[str, Tensor], scenes: tuple[Tensor, ...]) -> float:
     return float((model(images).argmax(1) == classes).float().mean())
 
 
+@IN_THIS_PROCESS
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_model_learns_and_is_saved_as_it_is(name: str, tmp_path: Path, scenes: tuple[Tensor, ...]) -> None:
-    printed = run(f"examples/{name}.py", "--epochs", "3", "--out", tmp_path / "saved")
+def test_a_model_learns_and_is_saved_as_it_is(
+    name: str, tmp_path: Path, scenes: tuple[Tensor, ...], run_here: Callable[..., str]
+) -> None:
+    printed = run_here(f"examples/{name}.py", "--epochs", "3", "--out", tmp_path / "saved")
+    AcceleratorState._reset_state(reset_partial_state=True)
     losses = [float(loss) for loss in re.findall(r"\bloss\W+(\d\.\d+)", printed)]
     assert len(losses) == 3
     assert losses[-1] < losses[0] - 0.05
@@ -74,7 +83,7 @@ def test_a_model_learns_and_is_saved_as_it_is(name: str, tmp_path: Path, scenes:
         assert not torch.equal(saved["state_dict"]["head.weight"], saved["state_dict_ema"]["head.weight"])
 
 
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # Lightning 2.6 with torch 2.15
+@IN_THIS_PROCESS
 @pytest.mark.parametrize("name", NEEDS)
 def test_labels_follow_tokens_in_mixed_precision(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen, arrived, blended = example(name), [], [], []
