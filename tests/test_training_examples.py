@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 import torch
-import torch.multiprocessing
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from timm.loss import SoftTargetCrossEntropy
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import labelflow as lf
-import workers
 from test_examples import ROOT
 from test_examples import run_here as run_here  # a fixture
 
@@ -197,8 +195,9 @@ def test_timm_sees_the_plain_model(tmp_path: Path) -> None:
     assert task.get_checkpoint_state()["state_dict"].keys() == names
 
 
-def ddp(rank: int) -> dict[str, object]:
-    """What one of two processes makes of its batch: without, then with the other's gradients."""
+def ddp_task(rank: int) -> dict[str, object]:
+    """What one of the two processes of test_distributed.py makes of its batch: without, then with the other's
+    gradients."""
     task = new_task()
     task.setup_ema(decay=0.5)
     task.prepare_distributed()
@@ -215,18 +214,6 @@ def ddp(rank: int) -> dict[str, object]:
         "names": list(task.get_checkpoint_state()["state_dict"]),
         "ema names": list(task.get_checkpoint_state(ema=True)["state_dict_ema"]),
     }
-
-
-def test_two_processes_share_gradients(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(workers.start, args=((ddp,), tmp_path, 2), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt")["ddp"] for rank in range(2))
-    task, names = new_task(), list(small_vit().state_dict())
-    step(task, 0)
-    assert_close(first["own"], task.trainable_module.head.weight.grad)
-    assert not torch.allclose(first["own"], second["own"])
-    for rank in (first, second):
-        assert_close(rank["mean"], (first["own"] + second["own"]) / 2)
-        assert rank["names"] == rank["ema names"] == names
 
 
 def test_the_trainer_refuses_threads() -> None:
