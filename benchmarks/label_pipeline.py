@@ -161,7 +161,7 @@ def losses(dense: Tensor, labels: TokenLabels, rounds: int) -> Table:
     }
 
 
-def reading(maps: list[LabelMap], folder: Path, count: int) -> Table:
+def reading(maps: list[LabelMap], folder: Path, count: int, rounds: int) -> Table:
     manifest = Manifest("benchmark", "", 576, "whole", "rest", (18, 18), 5, tuple(map(str, range(CLASSES))), count)
     keys = [f"class{number % CLASSES}/image{number:06d}" for number in range(count)]
     draft = Draft(folder / "store", manifest, keys)
@@ -192,7 +192,7 @@ def reading(maps: list[LabelMap], folder: Path, count: int) -> Table:
         "read, store, µs": 1e6 * fast * parts / count,
         "read, times faster": ratio,
         "store, bytes per image": size / count,
-        **checking(folder / "store", rounds=7),
+        **checking(folder / "store", rounds),
     }
 
 
@@ -251,7 +251,7 @@ def training(source: Source, store: Store, batch: int, rounds: int) -> Table:
     return {"update without labels, s": slow, "update with labels, s": fast, "training speed with labels": ratio}
 
 
-def annotating(source: Source, folder: Path, count: int, size: int) -> Table:
+def annotating(source: Source, folder: Path, count: int, size: int, rounds: int) -> Table:
     """Images in memory through the network and no more, and `annotate`, from files to a store, taking turns."""
     annotator = load("tf_efficientnet_lite0", "packaged", size, source.classes)
     model = annotator.model.to(memory_format=torch.channels_last).eval()
@@ -281,8 +281,8 @@ def annotating(source: Source, folder: Path, count: int, size: int) -> Table:
                 progress=progress,
             )
 
-    _, _, head = in_turns(network, scores, 3)
-    bare, all_of_it, ratio = in_turns(network, whole, 3)
+    _, _, head = in_turns(network, scores, rounds)
+    bare, all_of_it, ratio = in_turns(network, whole, rounds)
     return {
         "annotator, network alone, images/s": count / bare,
         "annotator, images/s, with reading": count / all_of_it,
@@ -328,9 +328,9 @@ def main() -> None:
         maps = [store.at(place) for place in range(len(store))]
         table, dense, labels = prepare(maps, options.batch, options.rounds)
         table |= losses(dense, labels, options.rounds)
-        table |= reading(maps, folder, 1_000 if options.small else 10_000)
+        table |= reading(maps, folder, 1_000 if options.small else 10_000, options.rounds)
         table |= training(source, store, 2 if options.small else 16, options.rounds)
-        table |= annotating(source, folder, 2 if options.small else 8, 576)
+        table |= annotating(source, folder, 2 if options.small else 8, 576, min(3, options.rounds))
     for key, value in table.items():
         print(f"{key:42}{value:12.4g}")
     options.out.mkdir(exist_ok=True)

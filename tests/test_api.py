@@ -165,7 +165,7 @@ SCRIPT = f"""
 import labelflow as lf
 print("once")
 tiny = { {**TINY, "epochs": 1, "data": "world(train=16, val=8)"} }
-made = lf.compare("quickstart", out="compared", seeds=[0], quiet=True, **tiny)
+made = lf.compare("quickstart", out="compared", seeds=[0], speed_rounds=0, quiet=True, **tiny)
 print(len(made.cells))
 """
 

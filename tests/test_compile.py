@@ -1,15 +1,19 @@
 """torch.compile: the same labels, and no graph break where no gradient checkpointing is used."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing import assert_close
 
 import labelflow as lf
 from families import SOME
 from helpers import box_mix, build, images_for
+from labelflow.adapters.registry import MODELS, MODULES, Observed
 from labelflow.mixers import make_mixer
 
 
@@ -21,21 +25,48 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 DEEPER = ("vit", "deit distilled", "swin", "swin, padded, fused", "pvt", "pvt v2")
+WHOLE = (*DEEPER, "convnext", "merging", "mixer", "resnet", "transformers vit", "volo")  # a kind of graph each
 
 
-@pytest.mark.parametrize(
-    ("family", "backend"),
-    [(family, "aot_eager" if family in DEEPER else "eager") for family in dict.fromkeys([*SOME, *DEEPER])],
-)
-def test_no_graph_break(family: str, backend: str) -> None:
+@pytest.mark.parametrize("family", WHOLE)
+def test_no_graph_break(family: str) -> None:
     model, images = build(family), images_for(family)
     share = box_mix(images).share
     aligned = lf.Aligned(model)
     expected = aligned(images, share)
+    backend = "aot_eager" if family in DEEPER else "eager"
     logits, arrived = torch.compile(aligned, fullgraph=True, backend=backend)(images, share)
     assert_close(logits, expected[0], atol=1e-5, rtol=1e-5)
     assert_close(arrived, expected[1], atol=1e-6, rtol=0)
     assert torch.equal(model(images), expected[0])  # nothing left behind
+
+
+@pytest.mark.parametrize("family", [family for family in SOME if family not in WHOLE])
+def test_no_graph_break_in_an_adapter(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its functions for each kind of module, without the model around it, which takes much longer."""
+    images = images_for(family)
+    share, aligned = box_mix(images).share, lf.Aligned(build(family))
+    expected = aligned(images, share)
+    compiled = set()
+
+    def in_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *given: Any) -> Any:
+            seen = [tuple(value.taps) for value in given if isinstance(value, Observed)]
+            if (what := (function, type(module), *seen)) in compiled:
+                return function(module, *given)
+            compiled.add(what)
+            return torch.compile(function, fullgraph=True, backend="eager", dynamic=False)(module, *given)
+
+        return call
+
+    for kind, module in MODULES.items():
+        monkeypatch.setitem(MODULES, kind, replace(module, move=in_one_graph(module.move)))
+    for kind, whole in MODELS.items():
+        monkeypatch.setitem(MODELS, kind, replace(whole, heads=in_one_graph(whole.heads)))
+    logits, arrived = aligned(images, share)
+    assert len(compiled) >= 3  # an embedding, a block, the classifiers
+    assert torch.equal(logits, expected[0])
+    assert_close(arrived, expected[1], atol=1e-6, rtol=0)
 
 
 def test_a_training_step_with_inductor() -> None:

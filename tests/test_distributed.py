@@ -19,13 +19,15 @@ from labelflow.engine import Run
 from labelflow.targets import TokenLabel
 from labelflow.tasks import train_run
 from labelflow.tasks.multilabel import MultiLabel
+from test_training_examples import ddp_task, new_task, small_vit, step
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What both processes come to, for each piece of work: they are started once, which takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    works = (workers.ddp, workers.ddp_tokens, workers.ddp_taught, workers.fsdp, workers.fsdp_runs, workers.multi_label)
+    works = [ddp_task, workers.ddp, workers.ddp_tokens, workers.ddp_taught, workers.fsdp, workers.fsdp_runs]
+    works += [workers.multi_label]
     torch.multiprocessing.spawn(workers.start, args=(works, folder, 2), nprocs=2)
     ranks = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
@@ -42,6 +44,17 @@ def test_ddp_gives_the_single_process_result(results: dict[str, list[Any]]) -> N
             assert_close(rank[family]["share"], share)
             for parameter, gradient in zip(model.parameters(), rank[family]["grad"], strict=True):
                 assert_close(gradient, parameter.grad / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_timms_task_shares_gradients(results: dict[str, list[Any]]) -> None:
+    first, second = results["ddp_task"]
+    task, names = new_task(), list(small_vit().state_dict())
+    step(task, 0)
+    assert_close(first["own"], task.trainable_module.head.weight.grad)
+    assert not torch.allclose(first["own"], second["own"])
+    for rank in (first, second):
+        assert_close(rank["mean"], (first["own"] + second["own"]) / 2)
+        assert rank["names"] == rank["ema names"] == names
 
 
 def test_a_token_head_is_trained_by_all_processes(results: dict[str, list[Any]]) -> None:

@@ -137,7 +137,7 @@ def test_engine_cost(tmp_path: Path, run_here: Callable[..., str]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="it reads Linux's account of memory")
 def test_label_pipeline(tmp_path: Path) -> None:
     photos = Path(skimage.__file__).parent / "data"
-    options = ["--images", photos, "--count", "4", "--batch", "8", "--rounds", "1", "--small", "--out", tmp_path]
+    options = ["--images", photos, "--count", "2", "--batch", "8", "--rounds", "1", "--small", "--out", tmp_path]
     assert "prepare, times faster" in run("benchmarks/label_pipeline.py", *options)
     table = json.loads((tmp_path / "label_pipeline.json").read_text())
     assert table["target memory, ratio"] < 0.2

@@ -3,12 +3,12 @@
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-import torch.multiprocessing
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from timm.loss import SoftTargetCrossEntropy
@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import labelflow as lf
-import workers
-from test_examples import ROOT, run
+from test_examples import ROOT
+from test_examples import run_here as run_here  # a fixture
 
 NEEDS = {"bare_loop": None, "timm_task": "timm.task", "hf_trainer": "transformers", "lightning_module": "lightning"}
+
+# Lightning 2.6 with torch 2.15
+IN_THIS_PROCESS = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 
 
 def example(name: str) -> ModuleType:
@@ -57,9 +60,13 @@ def accuracy(state: dict[str, Tensor], scenes: tuple[Tensor, ...]) -> float:
     return float((model(images).argmax(1) == classes).float().mean())
 
 
+@IN_THIS_PROCESS
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_model_learns_and_is_saved_as_it_is(name: str, tmp_path: Path, scenes: tuple[Tensor, ...]) -> None:
-    printed = run(f"examples/{name}.py", "--epochs", "3", "--out", tmp_path / "saved")
+def test_a_model_learns_and_is_saved_as_it_is(
+    name: str, tmp_path: Path, scenes: tuple[Tensor, ...], run_here: Callable[..., str]
+) -> None:
+    printed = run_here(f"examples/{name}.py", "--epochs", "3", "--out", tmp_path / "saved")
+    AcceleratorState._reset_state(reset_partial_state=True)
     losses = [float(loss) for loss in re.findall(r"\bloss\W+(\d\.\d+)", printed)]
     assert len(losses) == 3
     assert losses[-1] < losses[0] - 0.05
@@ -74,7 +81,7 @@ def test_a_model_learns_and_is_saved_as_it_is(name: str, tmp_path: Path, scenes:
         assert not torch.equal(saved["state_dict"]["head.weight"], saved["state_dict_ema"]["head.weight"])
 
 
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # Lightning 2.6 with torch 2.15
+@IN_THIS_PROCESS
 @pytest.mark.parametrize("name", NEEDS)
 def test_labels_follow_tokens_in_mixed_precision(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen, arrived, blended = example(name), [], [], []
@@ -188,8 +195,9 @@ def test_timm_sees_the_plain_model(tmp_path: Path) -> None:
     assert task.get_checkpoint_state()["state_dict"].keys() == names
 
 
-def ddp(rank: int) -> dict[str, object]:
-    """What one of two processes makes of its batch: without, then with the other's gradients."""
+def ddp_task(rank: int) -> dict[str, object]:
+    """What one of the two processes of test_distributed.py makes of its batch: without, then with the other's
+    gradients."""
     task = new_task()
     task.setup_ema(decay=0.5)
     task.prepare_distributed()
@@ -206,18 +214,6 @@ def ddp(rank: int) -> dict[str, object]:
         "names": list(task.get_checkpoint_state()["state_dict"]),
         "ema names": list(task.get_checkpoint_state(ema=True)["state_dict_ema"]),
     }
-
-
-def test_two_processes_share_gradients(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(workers.start, args=((ddp,), tmp_path, 2), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt")["ddp"] for rank in range(2))
-    task, names = new_task(), list(small_vit().state_dict())
-    step(task, 0)
-    assert_close(first["own"], task.trainable_module.head.weight.grad)
-    assert not torch.allclose(first["own"], second["own"])
-    for rank in (first, second):
-        assert_close(rank["mean"], (first["own"] + second["own"]) / 2)
-        assert rank["names"] == rank["ema names"] == names
 
 
 def test_the_trainer_refuses_threads() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +13,6 @@ import labelflow as lf
 
 CONFIG = {"image_size": 32, "patch_size": 8, "num_labels": 5, "hidden_size": 24, "num_attention_heads": 3}
 CONFIG |= {"num_hidden_layers": 2, "intermediate_size": 48}
-
-
-def run(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_labelflow_does_not_import_transformers() -> None:
-    run("import sys, labelflow; assert 'transformers' not in sys.modules")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -40,14 +33,30 @@ def test_a_model_is_aligned_as_it_is(attention: str) -> None:
     assert [layer.name for layer in aligned.trace(images, mix.share)] == ["vit.layers.0", "vit.layers.1"]
 
 
-def test_a_model_that_goes_to_another_process(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_another_process(tmp_path: Path) -> None:
+    """labelflow does not import transformers, refuses an older one, and follows a model that was saved elsewhere."""
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.save(lf.Aligned(ViTForImageClassification(ViTConfig(**CONFIG))), tmp_path / "aligned.pt")
-    run(
-        f"import torch; aligned = torch.load({str(tmp_path / 'aligned.pt')!r}, weights_only=False); "
-        "_, share = aligned(torch.rand(2, 3, 32, 32), torch.ones(2, 1, 32, 32)); assert share.tolist() == [1, 1]"
-    )
+    code = f"""
+import importlib.metadata, sys
+import labelflow, pytest, torch
+
+assert "transformers" not in sys.modules
+
+from transformers import ViTConfig, ViTForImageClassification
+
+model, version = ViTForImageClassification(ViTConfig(**{CONFIG})), importlib.metadata.version
+importlib.metadata.version = lambda name: "5.17.0"
+with pytest.raises(ValueError, match="newer transformers: transformers>=5.18 .* found transformers==5.17.0"):
+    labelflow.Aligned(model)
+importlib.metadata.version = version
+
+aligned = torch.load({str(tmp_path / "aligned.pt")!r}, weights_only=False)
+_, share = aligned(torch.rand(2, 3, 32, 32), torch.ones(2, 1, 32, 32))
+assert share.tolist() == [1, 1]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_model_of_theirs_is_refused() -> None:
@@ -83,14 +92,3 @@ def test_inputs_may_be_given_by_name() -> None:
     share = torch.zeros(2, 1, 32, 32)
     share[:, :, 24:, 24:] = 1
     assert lf.Aligned(Model())(images, share)[1].tolist() == [1, 1]
-
-
-def test_an_older_one_is_refused() -> None:
-    run(f"""
-import importlib.metadata, labelflow, pytest
-from transformers import ViTConfig, ViTForImageClassification
-model = ViTForImageClassification(ViTConfig(**{CONFIG}))
-importlib.metadata.version = lambda name: "5.17.0"
-with pytest.raises(ValueError, match="newer transformers: transformers>=5.18 .* found transformers==5.17.0"):
-    labelflow.Aligned(model)
-""")

@@ -67,13 +67,15 @@ class Folders:
     def make(self, act: Act) -> None:
         succeed(act, self.root)
 
-    def scenes(self) -> Iterator[Scene]:
+    def scenes(self, quick: bool) -> Iterator[Scene]:
+        """In a hurry those that most is done with: the others take longer to make than to open."""
         yield self.store()
-        yield self.draft()
         yield self.run()
         yield self.segmenter()
-        yield self.comparison()
-        yield self.robustness()
+        if not quick:
+            yield self.draft()
+            yield self.comparison()
+            yield self.robustness()
 
     def store(self) -> Scene:
         annotate = ["annotate", WORLD, "--workers", 0, "--top", 3, "--shard", 16, "--model", self.root / "annotator"]
@@ -318,19 +320,21 @@ def interrupted(act: Act, update: int) -> Act:
     return _stopping(Checkpoints, "save", reached, unreported(act))
 
 
-def _here(act: Act) -> Act:
-    """Cells are trained in this process, without a start-up, and always at the same speed."""
+def run_here(cells: Any, out: Path, jobs: int, done: Any, quiet: bool = False) -> None:
+    """Cells are trained in this process, without a start-up."""
+    for cell in cells:
+        try:
+            result = cell.finished(out) or run_cell(cell, out, quiet)
+        except (ValueError, OSError) as error:
+            result = error
+        done(cell, result)
 
-    def run_cells(cells: Any, out: Path, jobs: int, done: Any, quiet: bool = False) -> None:
-        for cell in cells:
-            try:
-                result = cell.finished(out) or run_cell(cell, out, quiet)
-            except (ValueError, OSError) as error:
-                result = error
-            done(cell, result)
+
+def _here(act: Act) -> Act:
+    """In this process, and always at the same speed."""
 
     def acting() -> int | None:
-        labelflow.comparison.run.run_cells = run_cells
+        labelflow.comparison.run.run_cells = run_here
         labelflow.comparison.run.measure_speeds = lambda recipes, *args: dict.fromkeys(
             recipes, Speed(0.5, 0.4, 0.6, 1.0)
         )
