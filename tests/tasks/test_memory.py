@@ -1,6 +1,5 @@
 """What is remembered of earlier batches: of which, for how long, and on resume."""
 
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,10 +9,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import labelflow as lf
+from engine.test_freezing import failing_after
 from labelflow.align import Output
 from labelflow.data import Data
 from labelflow.engine import Training
-from labelflow.engine.checkpoint import Checkpoints, State
+from labelflow.engine.checkpoint import Checkpoints
 from labelflow.sparse import Sparse, TokenLabels
 from labelflow.targets import Truth
 from labelflow.tasks import Recipe, train_run
@@ -120,15 +120,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     train_run(RECIPE, folder, resume=False, quiet=True)
     return folder
-
-
-def failing_after(update: int, save: Callable[..., None] = Checkpoints.save) -> Callable[..., None]:
-    def save_and_fail(checkpoints: Checkpoints, state: State) -> None:
-        save(checkpoints, state)
-        if state.update == update:
-            raise InterruptedError
-
-    return save_and_fail
 
 
 @pytest.mark.parametrize("stopped", [2, 3])
