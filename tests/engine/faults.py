@@ -35,7 +35,7 @@ def outcomes(folder: Path, quick: bool) -> Iterator[Outcome]:
         return not quick or hashlib.sha256(" ".join(what).encode()).digest()[0] % QUICK == 0
 
     folders = Folders(folder)
-    for scene in folders.scenes(quick):
+    for scene in folders.scenes():
         yield from folders.outcomes(scene, chosen)
     yield from Machines(folders).outcomes(quick)
 

@@ -67,15 +67,13 @@ class Folders:
     def make(self, act: Act) -> None:
         succeed(act, self.root)
 
-    def scenes(self, quick: bool) -> Iterator[Scene]:
-        """In a hurry those that most is done with: the others take longer to make than to open."""
+    def scenes(self) -> Iterator[Scene]:
         yield self.store()
+        yield self.draft()
         yield self.run()
         yield self.segmenter()
-        if not quick:
-            yield self.draft()
-            yield self.comparison()
-            yield self.robustness()
+        yield self.comparison()
+        yield self.robustness()
 
     def store(self) -> Scene:
         annotate = ["annotate", WORLD, "--workers", 0, "--top", 3, "--shard", 16, "--model", self.root / "annotator"]
