@@ -3,14 +3,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
-.PHONY: quickstart test floors lint docs bench clean
+.PHONY: quickstart test lint docs publish-docs floors newest dist bench clean
 
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
 	@$(BIN)/labelflow train quickstart --resume
 
+PYTEST := -m pytest --numprocesses auto --dist worksteal
 test: lint  ## everything that CI checks
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
+
+lint: .venv/installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+docs: .venv/installed  ## the documentation, in site/
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "look at it: site/index.html (or, with its search: $(BIN)/python -m mkdocs serve)"
+
+publish-docs: .venv/installed  ## the documentation of this version, on the branch gh-pages, beside earlier ones
+	@version=$$($(BIN)/python -c 'import labelflow; print(labelflow.__version__.rpartition(".")[0])') && \
+		NO_MKDOCS_2_WARNING=true $(BIN)/mike deploy --push --update-aliases $$version latest && \
+		$(BIN)/mike set-default --push latest
 
 # Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
 FLOORS := tests/adapters tests/data tests/engine tests/explore tests/formats tests/labels tests/tasks/detect \
@@ -23,14 +38,21 @@ floors: .venv/installed  ## the lowest versions of all that labelflow depends on
 	@$(BIN)/uv pip list --python .venv-floors
 	@OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -W ignore::DeprecationWarning $(FLOORS)
 
-lint: .venv/installed
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+newest: .venv/installed  ## the newest torch and timm, pre-releases included, in .venv-newest, and all tests
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-newest
+	@$(BIN)/uv pip install --quiet --python .venv-newest --upgrade --group dev --editable '.[all]' \
+		'torch>=2.8.dev0' 'torchvision>=0.23.dev0' 'timm>=1.0.31.dev0'
+	@$(BIN)/uv pip list --python .venv-newest
+	@OMP_NUM_THREADS=1 .venv-newest/bin/python $(PYTEST)
 
-docs: .venv/installed  ## the documentation, in site/
-	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "look at it: site/index.html (or, with its search: $(BIN)/python -m mkdocs serve)"
+dist: .venv/installed  ## wheel and sdist, in dist/; the quickstart with the wheel, in another folder
+	@rm -rf dist
+	@$(BIN)/uv build --quiet
+	@$(BIN)/uvx --quiet twine check --strict dist/*
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-dist
+	@$(BIN)/uv pip install --quiet --python .venv-dist dist/*.whl
+	@folder=$$(mktemp -d) && program=$$PWD/.venv-dist/bin/labelflow && cd $$folder && $$program train quickstart
+	@ls -l dist
 
 bench: .venv/installed  ## what alignment costs in a training step
 	@$(BIN)/python benchmarks/step_overhead.py
@@ -40,8 +62,8 @@ bench: .venv/installed  ## what alignment costs in a training step
 	@echo "Setting up .venv (torch is a large download; this happens once) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group dev --editable '.[all]'
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-floors .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-floors .venv-newest .venv-dist dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = exports(__name__)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aligned",

@@ -71,6 +71,6 @@ def test_a_package_that_is_missing(
     monkeypatch.setattr("labelflow.formats.exported.find_spec", lambda name: None if "onnx" in name else importlib.util)
     assert main(["export", str(run), "--format", "onnx"]) == 2
     assert capsys.readouterr().err == (
-        "labelflow: the format onnx needs onnx, onnxscript, onnxruntime: pip install 'labelflow[export]'\n"
+        "labelflow: the format onnx needs onnx, onnxscript, onnxruntime: pip install onnx onnxscript onnxruntime\n"
     )
     assert not (run / "onnx").exists()

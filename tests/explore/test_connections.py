@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="labelflow[explore] is not installed")
+pytest.importorskip("uvicorn")
 import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState

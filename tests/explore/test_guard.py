@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
+pytest.importorskip("starlette")
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
+pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from labelflow.classifier import load

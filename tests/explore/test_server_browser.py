@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-pytest.importorskip("uvicorn", reason="labelflow[explore] is not installed")
+pytest.importorskip("uvicorn")
 pytest.importorskip("playwright", reason="playwright is not installed")
 import uvicorn
 from playwright.sync_api import expect, sync_playwright

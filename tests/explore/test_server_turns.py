@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-pytest.importorskip("starlette", reason="labelflow[explore] is not installed")
+pytest.importorskip("starlette")
 import uvicorn
 
 from labelflow.commands.explore import listen

@@ -49,7 +49,7 @@ def explore(
     except ImportError as error:
         if (error.name or "").split(".")[0] not in ("anyio", "starlette", "uvicorn"):
             raise
-        raise ValueError("labelflow explore needs pip install 'labelflow[explore]'") from None
+        raise ValueError("labelflow explore needs starlette and uvicorn: pip install starlette uvicorn") from None
 
     listening = listen(host, port)
     with listening:

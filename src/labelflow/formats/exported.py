@@ -129,7 +129,7 @@ def _new_folder(run: Path | None, format: str, out: Path | str | None) -> Path:
 def _check_packages(format: str, packages: tuple[str, ...]) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise ValueError(f"the format {format} needs {', '.join(missing)}: pip install 'labelflow[export]'")
+        raise ValueError(f"the format {format} needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _check_repo(repo: str) -> None:

@@ -21,7 +21,7 @@ def _needed(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        message = "corruptions need opencv-python-headless and scipy: pip install 'labelflow[robust]'"
+        message = "corruptions need opencv-python-headless and scipy: pip install opencv-python-headless scipy"
         raise ValueError(message) from error
 
 
