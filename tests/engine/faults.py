@@ -1,11 +1,10 @@
 """Damage what labelflow has written, or what it runs on: does each command come to the same numbers, or refuse with one
 line that names the file?
 
-    python tests/engine/faults.py FOLDER [--quick]
-
-FOLDER is made, and filled. --quick tries a part of the faults.
+    python tests/engine/faults.py FOLDER
 """
 
+import argparse
 import hashlib
 import sys
 from collections import Counter
@@ -53,4 +52,8 @@ def main(folder: Path, quick: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), "--quick" in sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="is made, and filled")
+    parser.add_argument("--quick", action="store_true", help="a part of the faults")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.folder, arguments.quick))

@@ -3,19 +3,16 @@
     python tests/engine/survive.py FOLDER classify 12 growing 8 teacher 6 segment 2 detect 2
     python tests/engine/survive.py FOLDER --in-saves classify 100
 
-Half of the kills come while files are written, renamed, linked or removed, the others at any time; with --in-saves all
-of them do.
-
 The parent only imports and forks (torch's threads do not survive a fork), so that a trial costs no start-up.
 """
 
+import argparse
 import hashlib
 import json
 import os
 import random
 import shutil
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -239,7 +236,15 @@ def survived(folder: Path, kills: int, recipe: AnyRecipe, in_saves: bool = False
 
 
 if __name__ == "__main__":
-    folder, *asked = (word for word in sys.argv[1:] if word != "--in-saves")
-    for task, kills in zip(asked[::2], map(int, asked[1::2]), strict=True):
-        same = survived(Path(folder) / task, kills, RECIPES[task], "--in-saves" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("tasks", nargs="+", metavar="TASK KILLS", help=f"of {', '.join(RECIPES)}, and how often")
+    parser.add_argument(
+        "--in-saves",
+        action="store_true",
+        help="kill while files are written, renamed, linked or removed; otherwise half of the kills come at any time",
+    )
+    arguments = parser.parse_args()
+    for task, kills in zip(arguments.tasks[::2], map(int, arguments.tasks[1::2]), strict=True):
+        same = survived(arguments.folder / task, kills, RECIPES[task], arguments.in_saves)
         print(task, same, "of", kills, "ends identical")
