@@ -83,7 +83,7 @@ class Checkpoints:
                         if memory:
                             save_file(memory, draft / "memory.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
-                        (draft / "state.json").write_text(json.dumps(asdict(state)))
+                        (draft / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
                 except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
                     raise OSError(f"cannot write {folder} (earlier checkpoints are kept): {error}") from error
             self._publish(LAST, state.update)
