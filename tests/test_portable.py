@@ -18,7 +18,7 @@ PROGRAMS = sorted(path for name in ("src", "examples", "docs") for path in (ROOT
 ABSENT = """
 import multiprocessing.context, os, signal, sys
 
-for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+for name in ("fcntl", "grp", "pwd", "resource", "termios", "triton"):
     sys.modules[name] = None
 for name in ("fork", "getuid", "killpg", "mkfifo", "sched_getaffinity", "sync", "O_DIRECTORY"):
     delattr(os, name)

@@ -116,11 +116,13 @@ class Checkpoints:
             )
         if self.ema:
             self.ema.load({**weights, **_load(folder, *EMA_FILES)})  # earlier versions had no average of heads
+        del weights  # mapped from files, which Windows neither replaces nor removes as long as they are
         if self.memory and (folder / "memory.safetensors").exists():
             memory = load_file(folder / "memory.safetensors")
-            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            own = {name: value[rank::processes] for name, value in memory.items()}
-            self.memory.load_state_dict({name: value.to(self.accelerator.device) for name, value in own.items()})
+            own = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+            device = self.accelerator.device
+            self.memory.load_state_dict({name: value[own].to(device, copy=True) for name, value in memory.items()})
+            del memory
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if on_main_process(partial(self._go_back_to, state)):
