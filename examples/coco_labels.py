@@ -14,7 +14,7 @@ from pathlib import Path
 
 def read_labels(folder: Path, split: str) -> dict[str, set[str]]:
     """The labels of each image of a split, by its path below the folder; images without any object, too."""
-    found = json.loads((folder / "annotations" / f"instances_{split}2017.json").read_text())
+    found = json.loads((folder / "annotations" / f"instances_{split}2017.json").read_bytes())
     names = {one["id"]: one["name"] for one in found["categories"]}
     paths = {one["id"]: f"{split}2017/{one['file_name']}" for one in found["images"]}
     labels: dict[str, set[str]] = {path: set() for path in paths.values()}

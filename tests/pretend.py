@@ -10,6 +10,7 @@ On a GPU the host runs ahead of the device, and that is fast only as long as not
     log.meetings       # where tensors of two devices meet, which a GPU refuses
     log.host_scalars   # where tensors of one number on the host meet them: a GPU allows it, a CUDA graph freezes it
     log.casts          # copies in another dtype
+    log.doubles        # tensors of doubles there, which Apple GPUs refuse
     log.attention      # calls of scaled_dot_product_attention
     log.launches       # how many kernels each operator would launch
 
@@ -44,6 +45,7 @@ DEVICE = "pretend"
 TORCH = f"{Path(torch.__file__).parent}/"
 HOMES = [f"{Path(package.__file__).parent.parent}/" for package in (labelflow, torch)]  # of packages
 STAGED = 64 * 1024  # bytes that CUDA takes from memory that is not pinned without a look at what the device does
+DOUBLES = (torch.float64, torch.complex128)
 aten = torch.ops.aten
 
 WAITING = {  # operators whose result, or its size, the host has to know
@@ -111,6 +113,7 @@ class Log:
         self.meetings: list[Note] = []
         self.host_scalars: list[Note] = []
         self.casts: list[Cast] = []
+        self.doubles: list[Note] = []
         self.attention: list[Attention] = []
         self.launches: Counter[str] = Counter()
 
@@ -269,6 +272,9 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     made = func(*args, **kwargs)
+    if goes and any(isinstance(leaf, Tensor) and leaf.dtype in DOUBLES for leaf in tree_leaves(made)):
+        for log in _logs[-1:]:
+            log.doubles.append(Note(_place(), str(func)))
     return tree_map(lambda leaf: _sent(leaf, given), made) if goes else made
 
 

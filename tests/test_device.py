@@ -52,6 +52,7 @@ def places(log: Log) -> set[str]:
 def check(log: Log) -> None:
     assert not log.meetings
     assert not log.host_scalars
+    assert not log.doubles
     assert places(log) <= set(ALLOWED)
 
 
@@ -160,6 +161,18 @@ def test_casts_and_the_dtypes_of_attention_are_told() -> None:
         lf.soft_labels(query[0, 0], 8)  # has a .float() of its own
         assert [cast.place.function for cast in log.large_casts(40)] == ["labelflow/loss.py:soft_labels"]
         assert not log.large_casts(41)
+
+
+def test_doubles_are_found() -> None:
+    with pretending() as log:
+        x = torch.ones(4).to(DEVICE)
+        x.sum().log() + 2.5
+        torch.ones(4, dtype=torch.float64).float().to(DEVICE, non_blocking=True)
+        assert not log.doubles
+        x.double()
+        torch.ones(4, dtype=torch.float64).to(DEVICE)
+        torch.arange(4, dtype=torch.float64, device=DEVICE)
+        assert len(log.doubles) == 3
 
 
 def test_kernels_are_counted() -> None:
@@ -359,6 +372,7 @@ def test_families(family: str) -> None:
     assert not [place for place in places(log) if place.startswith("labelflow/")]
     assert not log.meetings
     assert not log.host_scalars
+    assert not log.doubles
 
 
 def test_batches() -> None:
@@ -434,6 +448,7 @@ def test_the_engine(precision: str, tmp_path: Path) -> None:
     assert {note.place.function for note in log.waits[start:]} == set(NOW_AND_THEN)
     assert not log.meetings
     assert not log.host_scalars
+    assert not log.doubles
     assert [line["kind"] for line in Run(tmp_path).metrics()] == ["train", "train", "train", "eval", "train", "eval"]
     assert all(isinstance(weight, OnDevice) for weight in task.student.parameters())
 

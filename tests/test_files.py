@@ -173,6 +173,27 @@ def test_a_kill_at_any_moment_leaves_files_that_are_listed(
             assert (folder / name).read_bytes() in [content for own, content in contents if own == name]
 
 
+def test_windows_opens_no_folder_and_syncs_only_what_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(path: Path, flags: int, *args: Any) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_file(path, flags, *args)
+
+    def synced(descriptor: int) -> None:
+        os.write(descriptor, b"")  # fails if it was opened to be read
+
+    open_file = os.open
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", synced)
+    written(tmp_path / "a", b"one")
+    with atomic_folder(tmp_path / "folder", checked=True) as draft:
+        (draft / "b").write_bytes(b"two")
+    check_file(tmp_path / "a")
+    assert folder_problem(tmp_path / "folder") == ""
+
+
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=rf"cannot write {tmp_path / 'a'}: No space left on device") as raised:  # noqa: SIM117
         with named_errors(tmp_path / "a"):

@@ -1,7 +1,6 @@
 """The command line: `labelflow COMMAND …`. One command is one file of `commands/`, imported when it is called, and one
 line in COMMANDS."""
 
-import io
 import os
 import re
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from labelflow.process import is_launched
+from labelflow.process import is_launched, print_anything
 from labelflow.spec import known, printable
 
 
@@ -143,9 +142,7 @@ DEBUG = "--debug"
 def main(argv: Sequence[str] | None = None) -> int:
     """Bad input is one line on stderr and the exit code 2; with --debug or LABELFLOW_DEBUG=1, a traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    print_anything()
     debug = DEBUG in args or os.environ.get("LABELFLOW_DEBUG", "0") not in ("", "0")
     try:
         _call("labelflow", COMMANDS, [arg for arg in args if arg != DEBUG])

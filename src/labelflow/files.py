@@ -150,7 +150,7 @@ def read_checksums(folder: Path) -> Checksums:
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
     """JSON with its own checksum, for files in a folder that several processes write to."""
     with atomic_write(path) as draft:
-        draft.write_text(json.dumps({**value, SEAL: _digest(value)}, indent=1) + "\n")
+        draft.write_text(json.dumps({**value, SEAL: _digest(value)}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _digest(value: dict[str, Any]) -> str:
 def _write_checksums(folder: Path, listed: Checksums) -> None:
     files = {name: [version._asdict() for version in versions] for name, versions in listed.items()}
     with atomic_write(folder / CHECKSUMS) as draft:
-        draft.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+        draft.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n", encoding="utf-8")
 
 
 def _replace_checked(draft: Path, path: Path) -> None:
@@ -203,8 +203,14 @@ def _matches(path: Path, version: Checksum, grows: bool) -> bool:
 
 
 def _to_disk(path: Path) -> None:
-    """fsync, so that a power cut leaves either the old file or the new one."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """fsync, so that a power cut leaves either the old file or the new one. Windows opens no folders, and syncs only
+    what can be written to."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    except PermissionError:
+        if path.is_dir():
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:

@@ -1,6 +1,8 @@
-"""Which of the processes this is that torchrun or accelerate launched, and the cores that it has."""
+"""Which of the processes this is that torchrun or accelerate launched, the cores that it has, and what it can print."""
 
+import io
 import os
+import sys
 
 
 def is_main_process() -> bool:
@@ -15,6 +17,13 @@ def is_launched() -> bool:
 
 def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def print_anything() -> None:
+    """Letters that the console or the encoding of a pipe lacks are escaped: names of files may be any bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def core_count() -> int:

@@ -139,6 +139,23 @@ def test_damaged_best_weights_are_not_listed_anew(trained: Path, tmp_path: Path)
         train_run(SMALL, folder, resume=True)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+def test_no_file_is_mapped_when_it_is_replaced(trained: Path, tmp_path: Path) -> None:
+    """Windows refuses that."""
+    shutil.copytree(trained, tmp_path / "run")
+    mapped: list[str] = []
+
+    def publish(self: Checkpoints, *args: object) -> None:
+        mapped.append(Path("/proc/self/maps").read_text())
+        before(self, *args)
+
+    before = Checkpoints._publish
+    with patch.object(Checkpoints, "_publish", publish):
+        train_run(SMALL, tmp_path / "run", resume=True)
+    assert mapped
+    assert not any(str(tmp_path) in text for text in mapped)
+
+
 def test_a_checkpoint_of_another_run_is_not_resumed_from(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """One writer at a time, whatever happens to it; and nothing is left behind."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import threading
@@ -132,3 +133,10 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, reason: int, monkey
     with one_writer(tmp_path / "run") as warning:
         assert warning.startswith(f"{tmp_path / 'run'} is on a file system without locks ({os.strerror(reason)})")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_its_own_data_workers_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As multiprocessing marks a process that is importing the script which started it."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match='below `if __name__ == "__main__":`'), one_writer(tmp_path):
+        raise AssertionError

@@ -10,7 +10,8 @@ import torch
 from accelerate.state import AcceleratorState
 
 from labelflow.engine import Training, make_accelerator, setup
-from labelflow.engine.setup import flags_restored, resolve_precision
+from labelflow.engine.setup import best_device, flags_restored, resolve_precision
+from pretend import DEVICE, pretending
 
 ONE_STEP = Training(batch=8, micro_batch=8)
 
@@ -50,6 +51,13 @@ class TestAutomaticPrecision:
         assert make_accelerator(ONE_STEP).mixed_precision == "bf16"
         with pytest.raises(ValueError, match="launched with bf16, the recipe has --precision tf32"):
             make_accelerator(Training(batch=8, micro_batch=8, precision="tf32"))
+
+
+@pytest.mark.parametrize(("asked", "device"), [("", DEVICE), ("0", DEVICE), ("1", "cpu"), ("true", "cpu")])
+def test_accelerate_s_switch_for_the_cpu(monkeypatch: pytest.MonkeyPatch, asked: str, device: str) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", asked) if asked else monkeypatch.delenv("ACCELERATE_USE_CPU", False)
+    with pretending():
+        assert best_device().type == device
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def coverage(patterns: Positional[tuple[str, ...]] = (), write: Path | None = No
     if failed:
         raise ValueError(f"labels do not flow as they should, or change the logits, in {', '.join(failed)}")
     if write:
-        write.write_text(models.page(found, tried))
+        write.write_text(models.page(found, tried), encoding="utf-8")
         print(f"wrote {write}")
 
 

@@ -233,7 +233,7 @@ def code_version() -> str:
     """labelflow's version, and a digest of torch's, torchvision's, timm's and the code that decides a run's numbers."""
     root = Path(labelflow.__file__).parent
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    code = [f"{name}\n{(root / name).read_text()}" for name in files if is_compute(name)]
+    code = [f"{name}\n{(root / name).read_text(encoding='utf-8')}" for name in files if is_compute(name)]
     versions = f"{torch.__version__} {torchvision.__version__} {timm.__version__}"
     return f"{labelflow.__version__}+{_digest(versions + ''.join(code))}"
 

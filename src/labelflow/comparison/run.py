@@ -167,7 +167,7 @@ def _write(name: str, options: Compare, made: Comparison) -> None:
         write_page(made.page, f"{name}: {len(made.rows)} methods", _facts(options, made), made.rows)
         write_svg(made.folder / "compare.svg", made.rows)
         with atomic_write(made.folder / "compare.md") as draft:
-            draft.write_text(markdown(made.rows))
+            draft.write_text(markdown(made.rows), encoding="utf-8")
 
 
 def _facts(options: Compare, made: Comparison) -> list[str]:

@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +22,10 @@ from filelock import FileLock, Timeout
 
 from labelflow.comparison.cells import Cell, Finish, Result, run_cell
 from labelflow.engine.lock import Busy
-from labelflow.process import process_count
+from labelflow.process import print_anything, process_count
+
+HOW = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # on Windows
+_Context: Any = type(multiprocessing.get_context(HOW))
 
 
 def run_cells(
@@ -46,7 +48,8 @@ def run_cells(
                 done(cell, None)
         return
     context = _CellContext()
-    context.set_forkserver_preload(["labelflow.comparison.runner"])  # with everything imported
+    if HOW == "forkserver":
+        context.set_forkserver_preload(["labelflow.comparison.runner"])  # with everything imported
     # A new process for each cell, so that peak memory is its own.
     with ProcessPoolExecutor(jobs, context, _begin, (jobs,), max_tasks_per_child=1) as pool, _forward_sigterm():
         queue, running = iter(cells), dict[Future[Result | None], Cell]()
@@ -70,7 +73,7 @@ def run_cells(
                     done(cell, error)
 
 
-class _CellProcess(ForkServerProcess):
+class _CellProcess(_Context.Process):
     """Leaves the caller's script alone. Other processes run it again when they start, and so would compare again; a
     cell needs nothing of it."""
 
@@ -79,12 +82,12 @@ class _CellProcess(ForkServerProcess):
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            return ForkServerProcess._Popen(process_obj)
+            return _Context.Process._Popen(process_obj)
         finally:
             sys.modules["__main__"] = main
 
 
-class _CellContext(ForkServerContext):
+class _CellContext(_Context):
     Process = _CellProcess
 
 
@@ -96,6 +99,7 @@ def _work(cell: Cell, out: Path, quiet: bool, finish: Finish | None) -> Result |
 def _begin(jobs: int) -> None:
     """In a new process. Its data workers start as they do elsewhere: started as it was, each would import torch."""
     multiprocessing.set_start_method(None, force=True)
+    print_anything()
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
 
 

@@ -12,7 +12,7 @@ from labelflow.data import Batch, on_device
 from labelflow.engine import make_accelerator
 from labelflow.engine.freezing import Freezing
 from labelflow.engine.optim import make_optimizer
-from labelflow.engine.setup import flags_restored
+from labelflow.engine.setup import best_device, flags_restored
 from labelflow.loss import total
 from labelflow.mixers import make_mixer
 from labelflow.spec import mixture
@@ -37,7 +37,7 @@ def measure_speeds(
     mixture of mixers, each is measured and weighted by its probability.
     """
     threads = torch.get_num_threads()
-    if not torch.accelerator.is_available():
+    if best_device().type == "cpu":
         torch.set_num_threads(1)
     try:
         steps = {name: _Step(recipe) for name, recipe in recipes.items()}

@@ -40,7 +40,7 @@ class Listed:
         return self.paths
 
     def key(self, index: int) -> str:
-        return os.path.relpath(self.paths[index], self.root)
+        return os.path.relpath(self.paths[index], self.root).replace(os.sep, "/")
 
 
 class Folder(Listed):
@@ -107,8 +107,7 @@ class Folder(Listed):
 
     def key(self, index: int) -> str:
         """`CLASS/FILE` without its ending, as the released label maps are called."""
-        below = os.path.splitext(self.paths.below(index))[0]
-        return f"{self.classes[self.labels[index]]}/{below.replace(os.sep, '/')}"
+        return f"{self.classes[self.labels[index]]}/{os.path.splitext(self.paths.below(index))[0]}"
 
 
 def _aside(index: FileIndex, name: str, places: ndarray, fraction: float, seed: int) -> ndarray:

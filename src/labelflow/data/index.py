@@ -184,7 +184,7 @@ def _scan(folder: str, tell: Callable[[str], None]) -> Arrays:
 def _scan_class(folder: str, name: str) -> _ClassFiles:
     found = images_below(os.path.join(folder, name))
     names = [os.fsencode(f"{file}\0") for file in found.files]
-    states = [State(os.path.join(name, path), state) for path, state in found.states]
+    states = [State(f"{name}/{path}", state) for path, state in found.states]
     return _ClassFiles(np.cumsum([len(file) for file in names], dtype=np.int64), b"".join(names), states)
 
 

@@ -21,7 +21,7 @@ class State(NamedTuple):
 
 
 class Found(NamedTuple):
-    files: list[str]  # paths of images below the folder, sorted
+    files: list[str]  # paths of images below the folder, with slashes on every system, sorted
     states: list[State]
 
 
@@ -37,7 +37,7 @@ def images_below(folder: str) -> Found:
         except OSError:
             continue
         for entry in entries:
-            path = os.path.join(below, entry.name)
+            path = f"{below}/{entry.name}".lstrip("/")
             if entry.name[0] == ".":
                 continue
             if is_folder(entry):
@@ -97,7 +97,7 @@ def find_images(given: Path | str) -> list[str]:
 def _images_of(path: str) -> list[str]:
     """Of a folder, and of all below it; or the file itself, if it is an image."""
     if os.path.isdir(path):
-        return [os.path.join(path, name) for name in image_files(Path(path))]
+        return [os.path.join(path, name.replace("/", os.sep)) for name in image_files(Path(path))]
     return [path] if is_image(path) else []
 
 

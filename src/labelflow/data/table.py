@@ -83,7 +83,7 @@ class Table(Listed):
 
     def key(self, index: int) -> str:
         """The image's path below the table's folder, without its ending, as a folder's."""
-        return os.path.splitext(super().key(index))[0].replace(os.sep, "/")
+        return os.path.splitext(super().key(index))[0]
 
 
 class TablePaths(Sequence[str]):

@@ -83,7 +83,7 @@ class Checkpoints:
                         if memory:
                             save_file(memory, draft / "memory.safetensors")
                         torch.save(optimizer, draft / "optimizer.pt")
-                        (draft / "state.json").write_text(json.dumps(asdict(state)))
+                        (draft / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
                 except (OSError, RuntimeError, SafetensorError) as error:  # a full disk raises any of these
                     raise OSError(f"cannot write {folder} (earlier checkpoints are kept): {error}") from error
             self._publish(LAST, state.update)
@@ -116,11 +116,13 @@ class Checkpoints:
             )
         if self.ema:
             self.ema.load({**weights, **_load(folder, *EMA_FILES)})  # earlier versions had no average of heads
+        del weights  # mapped from files, which Windows neither replaces nor removes as long as they are
         if self.memory and (folder / "memory.safetensors").exists():
             memory = load_file(folder / "memory.safetensors")
-            rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-            own = {name: value[rank::processes] for name, value in memory.items()}
-            self.memory.load_state_dict({name: value.to(self.accelerator.device) for name, value in own.items()})
+            own = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+            device = self.accelerator.device
+            self.memory.load_state_dict({name: value[own].to(device, copy=True) for name, value in memory.items()})
+            del memory
         if self.accelerator.scaler is not None and state.scaler:
             self.accelerator.scaler.load_state_dict(state.scaler)
         if on_main_process(partial(self._go_back_to, state)):

@@ -3,6 +3,7 @@ that is."""
 
 import errno
 import json
+import multiprocessing
 import os
 import socket
 import sys
@@ -37,6 +38,11 @@ def one_writer(folder: Path, instead: str = "choose another") -> Iterator[str]:
     """The lock of a folder, which is made if it is not there, and is gone afterwards if it is still empty. Among
     launched processes the main one takes it for all. Yields '' or, where the file system has no locks, a warning.
     instead: what to do instead of waiting."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it imports the script that started it
+        raise RuntimeError(
+            "this script starts labelflow again in each of its own data workers, which import it on macOS and Windows: "
+            'put what trains below `if __name__ == "__main__":`'
+        )
     with ExitStack() as held:
         yield on_main_process(lambda: held.enter_context(_locked(folder, instead)))
 

@@ -27,7 +27,7 @@ class Run:
 
     def write(self, name: str, value: Any) -> None:
         with atomic_write(self / name, checked=True) as path:
-            path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def read(self, name: str) -> dict[str, Any]:
         path = self / name
@@ -76,7 +76,7 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a line of metrics."""
-        with named_errors(self / METRICS), open(self / METRICS, "a") as file:
+        with named_errors(self / METRICS), open(self / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ class Run:
         """Drop the metrics of later updates, which will be repeated."""
         lines = [json.dumps(record) + "\n" for record in self.metrics() if record["update"] <= update]
         with atomic_write(self / METRICS, checked=True) as path:
-            path.write_text("".join(lines))
+            path.write_text("".join(lines), encoding="utf-8")
 
     def seal_metrics(self) -> None:
         """List the checksum of what was measured so far."""

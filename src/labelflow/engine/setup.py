@@ -13,6 +13,7 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
     ProjectConfiguration,
     convert_outputs_to_fp32,
+    parse_flag_from_env,
 )
 from torch import nn
 
@@ -21,9 +22,9 @@ from labelflow.process import process_count
 
 
 def best_device() -> torch.device:
-    """For one process: the accelerator, if there is one."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
+    """For one process: the accelerator, if there is one, and unless Accelerate was told to leave it alone."""
+    ignored = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    return (None if ignored else torch.accelerator.current_accelerator()) or torch.device("cpu")
 
 
 def resolve_precision(precision: str) -> str:

@@ -136,7 +136,7 @@ def save(figure: Figure, data: Any, out: Path) -> list[Path]:
             figure.savefig(file, format=path.suffix[1:], dpi=DPI, metadata=metadata)
     with atomic_write(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
-        draft.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+        draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
     return paths
 
 

@@ -14,7 +14,7 @@ from labelflow.html.chart import swatch
 
 def document(title: str, body: str) -> str:
     """A complete page, in the style of all pages."""
-    style = Path(__file__).with_name("style.css").read_text()
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">
 <head>

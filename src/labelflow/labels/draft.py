@@ -135,7 +135,7 @@ class Draft:
         path = self.folder / shard_name(shard)
         save_array(path, records)
         with atomic_write(self._checksum_file(shard_name(shard))) as draft:
-            draft.write_text(json.dumps([self._identity, checksum(path)]))
+            draft.write_text(json.dumps([self._identity, checksum(path)]), encoding="utf-8")
 
     def finish(self) -> Store:
         """Turn it into a store. After a kill, resume and finish again."""

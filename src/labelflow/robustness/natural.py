@@ -81,7 +81,7 @@ NATURAL: dict[str, Callable[[Path], list[ImageSet]]] = {  # by the names in Natu
 
 def real_labels() -> list[frozenset[int]]:
     """The correct labels of each validation image, from timm. Beyer et al. (2020), "Are we done with ImageNet?"."""
-    text = (files("timm.data") / "_info" / "imagenet_real_labels.json").read_text()
+    text = (files("timm.data") / "_info" / "imagenet_real_labels.json").read_text(encoding="utf-8")
     return [frozenset(labels) for labels in json.loads(text)]
 
 
@@ -136,7 +136,7 @@ def check_imagenet(model: Classifier) -> None:
 
 def _of_wordnet(title: str, folder: Path, subset: str) -> ImageSet:
     """Class folders named by WordNet IDs. Predictions are restricted to the data set's classes."""
-    classes = tuple((files("timm.data") / "_info" / f"{subset}_synsets.txt").read_text().split())
+    classes = tuple((files("timm.data") / "_info" / f"{subset}_synsets.txt").read_text(encoding="utf-8").split())
     names = _folders(folder)
     there = set(names)
     unknown = sorted(there - set(classes))

@@ -93,7 +93,8 @@ def foreground(maps: Tensor, fractions: Tensor) -> Tensor:
              [False,  True,  True],
              [ True,  True,  True]]])
     """
-    ordered, order = maps.double().sort(dim=1)
+    precise = torch.float32 if maps.device.type == "mps" else torch.float64  # Apple GPUs have no doubles
+    ordered, order = maps.to(precise).sort(dim=1)
     total = ordered.cumsum(1)  # (B, n), from the least relevant on
     inside = total[:, None] > (1 - fractions.to(total)[:, None]) * total[:, None, -1:]  # (B, P, n)
     return torch.zeros_like(inside).scatter(2, order[:, None].expand_as(inside), inside)

@@ -126,7 +126,7 @@ def read_plan(folder: Path) -> Plan:
     if not path.exists():
         raise ValueError(f"{folder} is not a study: it has no plan.toml")
     try:
-        text = tomllib.loads(path.read_text())
+        text = tomllib.loads(path.read_text(encoding="utf-8"))
         experiments = {name: _experiment(name, values) for name, values in _table(text, "experiments").items()}
         claims = {name: _claim(name, values) for name, values in _table(text, "claims").items()}
         plan = Plan(folder, experiments, claims)

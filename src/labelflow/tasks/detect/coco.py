@@ -21,7 +21,7 @@ Entry = dict[str, Any]
 def read_annotations(file: Path) -> Entry:
     """The content of a COCO file whose parts fit together."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     missing = [key for key in FIELDS if not isinstance(content, dict) or not isinstance(content.get(key), list)]

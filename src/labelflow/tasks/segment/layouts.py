@@ -66,7 +66,7 @@ def _folder(root: Path, data: SegmentData, split: str) -> Layout:
     if not 0 < data.val_fraction < 1:
         raise ValueError(f"val_fraction must lie between 0 and 1, not {data.val_fraction}")
     pairs = pair(root / "images", root / "masks")
-    by_chance = sorted(pairs, key=lambda one: order_of(data.split_seed, str(one[0].relative_to(root / "images"))))
+    by_chance = sorted(pairs, key=lambda one: order_of(data.split_seed, one[0].relative_to(root / "images").as_posix()))
     aside = set(by_chance[: aside_count(pairs, data.val_fraction)])
     return Layout([one for one in pairs if (one in aside) == (split == "val")], names, meaning)
 
