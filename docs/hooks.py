@@ -1,6 +1,7 @@
 """What the site needs beyond its pages: files that pages link to, notebooks and docstrings as Markdown."""
 
 import json
+import os
 import posixpath
 import re
 from itertools import takewhile
@@ -15,6 +16,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")  # not to another host, nor within the page
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Only where there are several versions is there something to select from."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version", None)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
