@@ -40,6 +40,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(lambda link: posixpath.relpath(_place(page.file.src_uri, link[0]), folder), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Pictures further down wait until they are near; the first one is what the page opens with."""
+    first, *others = html.split("<img ")
+    return "<img ".join([first, *others[:1], *(f'loading="lazy" {other}' for other in others[1:])])
+
+
 def _place(page: str, link: str) -> str:
     """Where on the site the file is to which a page links; pages of the site lie in docs/."""
     path = posixpath.normpath(posixpath.join(_path_of(page).parent.relative_to(ROOT).as_posix(), link))

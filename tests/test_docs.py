@@ -54,8 +54,9 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def test_every_page_is_in_the_navigation_and_is_there(pages: dict[Path, Page], site: Path) -> None:
-    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert set(NAV) == written
+    docs = ROOT / "docs"
+    written = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert set(NAV) == written | {f"notebooks/{path.name}.md" for path in docs.glob("notebooks/*.ipynb")}
     assert {site / name.replace(".md", ".html") for name in NAV} <= pages.keys()
 
 
