@@ -1,6 +1,7 @@
 """Two mixed images on their way through a model, as an SVG that moves by CSS alone: no scripts, nothing loaded.
 
-It follows the reader's choice of light or dark. Where less motion is wanted it shows its last moment.
+It follows the reader's choice of light or dark. Where less motion is wanted it shows its last moment; `FILE.svg#still`
+always does, for pages, since browsers do not tell images about motion.
 """
 
 import base64
@@ -38,6 +39,7 @@ text { font: 21px system-ui, sans-serif; fill: var(--ink); }
 @media (prefers-reduced-motion: no-preference) {
   .come, .said, .dot, #share { animation: ${seconds}s linear infinite both; }
 $moves}
+svg:target * { animation: none !important; }
 """)
 
 
@@ -67,7 +69,7 @@ def film(photos: Sequence[Image.Image], names: tuple[str, str], start: Tensor, f
     verdict = f"CutMix trains on {area:.0%}, TL-Align on {arrived:.0%}"
     captions = ["Two images, cut together", *(frame.caption for frame in frames), verdict]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="still" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>{told}</title><style>{style}</style>",
         f'<rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
         *(_said(f"at{number}", number == len(frames) + 1, f'<text class="strong" x="{x}" y="42">{text}</text>')
