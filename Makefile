@@ -29,7 +29,7 @@ publish-docs: .venv/installed  ## the documentation of this version, on the bran
 
 # Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
 FLOORS := tests/adapters tests/data tests/engine tests/explore tests/formats tests/labels tests/tasks/detect \
-	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_examples.py tests/test_figures.py
+	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_commands_in_docs.py tests/test_examples.py tests/test_figures.py
 floors: .venv/installed  ## the lowest versions of all that labelflow depends on, in .venv-floors, and tests of each
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-floors
 	@sed -n 's/^    "\(.*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > .venv-floors/floors.txt
