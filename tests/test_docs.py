@@ -123,6 +123,7 @@ def test_pages_opened_as_files(site: Path) -> None:
             page.goto((site / name).as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") == 390, name
         page.click("label[for=__search]")
+        expect(page.locator(".md-search-result__meta")).to_have_text("Type to start searching")  # it is ready
         page.type(".md-search__input", "fluctuation")
         expect(page.locator(".md-search-result__link").first).to_have_attribute("href", re.compile("glossary"))
         page.click(".md-search-result__link")
