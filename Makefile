@@ -19,17 +19,17 @@ lint: .venv/installed
 	@$(BIN)/mypy
 
 docs: .venv/installed  ## the documentation, in site/
-	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "look at it: site/index.html (or, with its search: $(BIN)/python -m mkdocs serve)"
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
+	@echo "look at it: site/index.html (or, as you write: $(BIN)/python -m mkdocs serve)"
 
 publish-docs: .venv/installed  ## the documentation of this version, on the branch gh-pages, beside earlier ones
 	@version=$$($(BIN)/python -c 'import labelflow; print(labelflow.__version__.rpartition(".")[0])') && \
-		NO_MKDOCS_2_WARNING=true $(BIN)/mike deploy --push --update-aliases $$version latest && \
-		$(BIN)/mike set-default --push latest
+		export NO_MKDOCS_2_WARNING=true PATH="$$PWD/$(BIN):$$PATH" && \
+		mike deploy --push --update-aliases $$version latest && mike set-default --push latest
 
 # Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
 FLOORS := tests/adapters tests/data tests/engine tests/explore tests/formats tests/labels tests/tasks/detect \
-	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_examples.py tests/test_figures.py
+	tests/robustness/test_corruptions.py tests/test_api.py tests/test_cli.py tests/test_commands_in_docs.py tests/test_examples.py tests/test_figures.py
 floors: .venv/installed  ## the lowest versions of all that labelflow depends on, in .venv-floors, and tests of each
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-floors
 	@sed -n 's/^    "\(.*\)>=\([0-9.]*\)".*/\1==\2/p' pyproject.toml > .venv-floors/floors.txt

@@ -1,6 +1,7 @@
 """What the site needs beyond its pages: files that pages link to, notebooks and docstrings as Markdown."""
 
 import json
+import os
 import posixpath
 import re
 from itertools import takewhile
@@ -17,6 +18,12 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")  # not to another host, nor wi
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 
 
+def on_config(config: MkDocsConfig) -> None:
+    """Only where there are several versions is there something to select from."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        config.extra.pop("version", None)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Files of the repository that pages link to, and those that they link to in turn, become part of the site."""
     waiting = [file.src_uri for file in files.documentation_pages()]
@@ -31,6 +38,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that are right on GitHub, turned to where their files are on the site."""
     folder = posixpath.dirname(page.file.src_uri)
     return LINK.sub(lambda link: posixpath.relpath(_place(page.file.src_uri, link[0]), folder), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Pictures further down wait until they are near; the first one is what the page opens with."""
+    first, *others = html.split("<img ")
+    return "<img ".join([first, *others[:1], *(f'loading="lazy" {other}' for other in others[1:])])
 
 
 def _place(page: str, link: str) -> str:

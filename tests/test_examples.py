@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,16 +17,10 @@ import torch
 from PIL import Image
 
 import labelflow
-from labelflow import cli
-from labelflow.arguments import parse_arguments
-from labelflow.commands import train
 from labelflow.data.table import Table
-from labelflow.figures import FIGURES
-from labelflow.recipes import ALL, find, find_any
-from labelflow.recipes.methods import METHODS, find_method
-from labelflow.recipes.transfer import transferred_to
+from labelflow.recipes import ALL, find
+from labelflow.recipes.methods import METHODS
 from labelflow.tasks import train_run
-from labelflow.tasks.recipe import KINDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -195,50 +188,6 @@ def test_lines_are_counted_nowhere_else() -> None:
     count = re.compile(rf"\b({'|'.join(NUMBERS)}|\d+) lines? (change|is new|are new)", re.IGNORECASE)
     for page in [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]:
         assert not count.search(DIFF.sub("", page.read_text())), page.name
-
-
-def commands(page: Path) -> list[list[str]]:
-    """The command lines of a page, after `labelflow`: in its blocks, and in its text where they are complete."""
-    text = page.read_text().replace("\\\n", " ")
-    fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-    lines = [line for language, block in fence.findall(text) if not language for line in block.splitlines()]
-    spans = re.findall(r"`(labelflow [^`]+)`", fence.sub("", text))
-    words = [shlex.split(line, comments=True) for line in [*lines, *spans] if re.search(r"(^|\s)labelflow(\s|$)", line)]
-    found = [line[line.index("labelflow") + 1 :] for line in words]
-    return [line for line in found if len(line) > 1 and line[1] not in ("RECIPE", "NAME")]
-
-
-class Parsed(Exception):
-    """What a command was asked to do, before it does it."""
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_every_command_in_the_documentation_is_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the parser of the command line itself: commands, recipes, methods, figures and options."""
-
-    def parse_only(*args: object, **options: object) -> None:
-        raise Parsed(parse_arguments(*args, **options))
-
-    for module in ("labelflow.arguments", "labelflow.commands.train", "labelflow.commands.compare"):
-        monkeypatch.setattr(f"{module}.parse_arguments", parse_only)
-    monkeypatch.setattr(train, "transferred_to", lambda run, data: transferred_to("deit_small_patch16_224", data))
-    kinds = {kind.command: kind.name for kind in KINDS.values()}
-    for words in commands(page):
-        if len(words) == 2 and words[0] in kinds:  # a recipe as it is: some pages have hundreds
-            assert find_any(words[1], kinds[words[0]])
-            continue
-        arguments = [word for word in words if word != "--help"]
-        with pytest.raises(Parsed) as parsed:
-            cli._call("labelflow", cli.COMMANDS, arguments)
-        if words[0] == "compare":
-            assert all(map(find_method, parsed.value.args[0].methods))
-        if words[0] == "figure":
-            assert words[1] in FIGURES
-
-
-def test_the_documentation_shows_every_command() -> None:
-    shown = {words[0] for page in PAGES for words in commands(page)}
-    assert shown | {"list"} == cli.COMMANDS.keys() - {"study"}
 
 
 def test_the_page_of_comparisons_has_every_method() -> None:

@@ -1,9 +1,11 @@
 """The papers' figures: their numbers against direct computing, and what a user of the command sees."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import copytree
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -83,7 +85,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-ON_MODELS = ["rmse", "ratio", "presence", "aligned", "mixing", "dense", "mixtoken", "relevance"]
+ON_MODELS = ["rmse", "ratio", "presence", "aligned", "flow", "mixing", "dense", "mixtoken", "relevance"]
 
 
 @pytest.mark.parametrize("name", ON_MODELS)
@@ -224,7 +226,9 @@ def test_everything_is_drawn(runs: Path) -> None:
     assert [len(panel.images) for panel in maps] == [1] * 2 * (1 + 2 * 2)
 
 
-@pytest.mark.parametrize("name", ["aligned", "mixing", "dense", "mixtoken", "rmse", "ratio", "presence", "relevance"])
+@pytest.mark.parametrize(
+    "name", ["aligned", "flow", "mixing", "dense", "mixtoken", "rmse", "ratio", "presence", "relevance"]
+)
 def test_text_is_as_large_as_that_of_a_page(runs: Path, name: str) -> None:
     """A figure is at most as wide as a page's text, 8 inches, and its letters have 10 points or more."""
     with styled():
@@ -232,6 +236,40 @@ def test_text_is_as_large_as_that_of_a_page(runs: Path, name: str) -> None:
         figure.draw_without_rendering()
     assert figure.get_size_inches()[0] <= 8
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 10
+
+
+@pytest.mark.parametrize("model", ["vit", "mean"])
+def test_places_flow_as_labels_do(model: str, runs: Path, photos: list[Path]) -> None:
+    """What comes from each place, weighted by its own share, is the own share that is read; the last one arrives."""
+    mean = MODEL.replace("=random", "").replace(")", ", class_token=False, global_pool='avg')=random")
+    named = str(runs / "vit") if model == "vit" else mean
+    data = FIGURES["flow"].compute(FigureRequest((named,), tuple(photos)))
+    assert [step.number for step in data.steps] == list(range(1, data.layers + 1))
+    assert data.start.shape == data.before.shape  # each token is a place of its own
+    for step in data.steps:
+        assert step.places.shape == data.start.shape
+        assert float(step.places.sum()) == pytest.approx(1, abs=1e-5)
+        assert float((step.places * data.start).sum()) == pytest.approx(step.read, abs=1e-5)
+        assert step.map.min() >= data.before.min()
+    assert data.steps[-1].read == pytest.approx(data.arrived, abs=1e-5)
+    assert [picture.size for picture in data.pictures] == [(224, 224)] * 3
+
+
+def test_a_film_is_one_file_that_stops_where_motion_is_not_wanted(runs: Path) -> None:
+    data = FIGURES["flow"].compute(FigureRequest((str(runs / "vit"),)))
+    film = FIGURES["flow"].animate(replace(data, names=("<own>", "a & b")))
+    assert {element.tag.split("}")[1] for element in ElementTree.fromstring(film).iter()} == {
+        *("svg", "title", "style", "rect", "g", "text", "image", "path", "circle")
+    }
+    assert all(link.startswith("data:image/webp;base64,") for link in re.findall(r'href="([^"]*)', film))
+    still, moving = film.split("@media (prefers-reduced-motion: no-preference) {")
+    assert "animation" not in still
+    names = re.findall(r"@keyframes (\w+)", moving)
+    assert len(names) == len(set(names)) == moving.count("animation-name: ")
+    for name in [name for name in names if name not in ("share", "fly")]:
+        assert re.search(rf'class="[^"]*\b{name}\b', film)
+    assert f"<title>&lt;own&gt; and a &amp; b, mixed: λ says {data.area:.0%}, {data.arrived:.0%} of" in film
+    assert len(film) < 150_000
 
 
 def test_a_class_has_one_colour_in_a_figure_of_dense_labels(runs: Path) -> None:
@@ -305,6 +343,10 @@ def test_an_ending_is_not_written_twice(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it.json", "it.png", "it.svg"]
     assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "mixtoken.png").exists()
+    assert main(["figure", "mixtoken", MODEL, "--out", str(tmp_path / "light.webp")]) == 0
+    with Image.open(tmp_path / "light.webp") as picture:
+        assert picture.format == "WEBP"
+    assert not (tmp_path / "light.png").exists()
 
 
 def test_a_folder_of_images_is_cut_short(photos: list[Path]) -> None:
@@ -321,7 +363,7 @@ def test_every_figure_has_its_place_in_the_documentation() -> None:
     page = (docs / "figures.md").read_text()
     for name in FIGURES:
         assert f"labelflow figure {name} " in page
-        assert f"](figures/{name}.png)" in page
+        assert re.search(rf"\]\(figures/{name}\.(png|webp)\)", page)
         assert (docs / "figures" / f"{name}.json").exists()
 
 

@@ -1,6 +1,6 @@
 """The map of both papers: every equation, table and figure is on it, and everything that it names is there.
 
-Its commands are parsed with those of the other pages, in `tests/test_examples.py`.
+Its commands are parsed with those of the other pages, in `tests/test_commands_in_docs.py`.
 """
 
 import runpy

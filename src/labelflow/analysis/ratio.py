@@ -58,8 +58,8 @@ def layer_ratios(model: nn.Module, images: Tensor, mix: Mix) -> list[LayerRatio]
         layers.append(
             LayerRatio(
                 layer.name,
-                similarity=_read(model, ratio, prefix),
-                aligned=_read(model, layer.share, prefix),
+                similarity=read_by_classifier(model, ratio, prefix),
+                aligned=read_by_classifier(model, layer.share, prefix),
                 similarity_tokens=ratio[:, prefix:].unflatten(1, layer.grid),
                 aligned_tokens=layer.map,
             )
@@ -117,7 +117,7 @@ def evidence_ratio(evidence: Tensor, mix: Mix) -> Tensor:
     return torch.where(own + pasted > 0, own / (own + pasted).clamp_min(1e-12), mix.lam)
 
 
-def _read(model: nn.Module, share: Tensor, prefix: int) -> Tensor:
+def read_by_classifier(model: nn.Module, share: Tensor, prefix: int) -> Tensor:
     """What the classifier would read of the tokens' shares (B, P + h·w), were this the last layer: (B,)"""
     adapter = MODELS[known_model(model)]
     to_come = getattr(model, "attn_pool", None) is not None or prefix < adapter.head_tokens(model)

@@ -29,7 +29,7 @@ def figure(
     Args:
         name: The figure; labelflow figure lists them.
         what: Run folders or timm models, then image files; without files, evaluation images.
-        out: The output path without an extension, or a folder that exists; figures/NAME by default.
+        out: The output path, or a folder that exists; figures/NAME by default. NAME.webp is WebP instead of PNG.
         weights: For timm models: pretrained (the default), packaged, random, or a file; for runs: best (the default),
             last, or a file. For a single model: deit_tiny_patch16_224=random.
         count: How many images or pairs; 0: the figure's default.
@@ -53,7 +53,9 @@ def figure(
     drawing = FIGURES[name]
     result = drawing.compute(request)
     with styled():
-        paths = save(drawing.draw(result), result, _stem(out, name))
+        moving = drawing.animate(result) if hasattr(drawing, "animate") else ""
+        kind = "webp" if out and out.suffix == ".webp" else "png"
+        paths = save(drawing.draw(result), result, _stem(out, name), kind, moving)
     print(drawing.summary(result))
     print(f"\n  look at it     {paths[0]}  (and {paths[1].name}; the numbers: {paths[2].name})")
 
@@ -99,7 +101,7 @@ def _stem(out: Path | None, name: str) -> Path:
     """Of the figure's files: without an extension that was given; in a folder, under the figure's name."""
     if out is None or out.is_dir():
         return (out or Path("figures")) / name
-    return out.with_suffix("") if out.suffix in (".png", ".svg", ".json") else out
+    return out.with_suffix("") if out.suffix in (".png", ".webp", ".svg", ".json") else out
 
 
 def _about(name: str) -> str:

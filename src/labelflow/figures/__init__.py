@@ -21,6 +21,7 @@ FIGURES: "Registry[Drawing]" = Registry(
         "ratio": "labelflow.figures.ratio",
         "presence": "labelflow.figures.presence",
         "aligned": "labelflow.figures.aligned",
+        "flow": "labelflow.figures.flow",
         "mixing": "labelflow.figures.mixing",
         "dense": "labelflow.figures.dense",
         "mixtoken": "labelflow.figures.mixtoken",

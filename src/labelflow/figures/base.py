@@ -21,6 +21,7 @@ MAX_IMAGES = 512  # of files, unless --count chooses some of them
 MAX_DRAWN = 16  # images that are drawn, where each takes a row or a column
 PAGE = 8.0  # inches: a figure as wide as a page's text, so that its own is about as large
 DPI = 110  # of PNGs
+SAVING: Any = {".png": {}, ".svg": {"metadata": {"Date": None}}, ".webp": {"pil_kwargs": {"quality": 85, "method": 6}}}
 COLOURS = ["#0571b0", "#e08214", "#1b7837", "#762a83", "#8c510a", "#c51b7d", "#01665e", "#636363"]
 LINES = ["-", "--", ":", "-."]
 STYLE: Any = {
@@ -126,14 +127,16 @@ def shorten(name: str, limit: int = 26) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
-def save(figure: Figure, data: Any, out: Path) -> list[Path]:
-    """OUT.png, OUT.svg, and the numbers in OUT.json; returns the three paths."""
+def save(figure: Figure, data: Any, out: Path, kind: str = "png", moving: str = "") -> list[Path]:
+    """OUT.png (or OUT.webp), OUT.svg (of what moves: as it moves), and the numbers in OUT.json."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    paths = [out.with_name(f"{out.name}.{kind}") for kind in ("png", "svg", "json")]
+    paths = [out.with_name(f"{out.name}.{kind}") for kind in (kind, "svg", "json")]
     for path in paths[:2]:
         with styled(), atomic_write(path) as draft, open(draft, "wb") as file:
-            metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figure.savefig(file, format=path.suffix[1:], dpi=DPI, metadata=metadata)
+            if path.suffix == ".svg" and moving:
+                file.write(moving.encode())
+                continue
+            figure.savefig(file, format=path.suffix[1:], dpi=DPI, **SAVING[path.suffix])
     with atomic_write(paths[2]) as draft:
         parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in as_json(data).items())
         draft.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

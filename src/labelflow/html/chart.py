@@ -16,11 +16,19 @@ MAX_POINTS = 400  # of a line
 LETTER, LINE = 7.4, 20  # approximate width of a letter, and the height of a line of text
 COLOURS = ("#0b7f86", "#c2570c", "#7a4fc0", "#5f7a13", "#b3267a", "#7d6a55")  # --line-0 to --line-5 of style.css
 DASHES = ("", "8 4", "3 3", "9 3 2 3", "14 4", "2 4 8 4")
-STYLE = """text { fill: #5d646d; font: 14px system-ui, sans-serif; } circle { fill: currentColor; }
+STYLE = (
+    """text { fill: #5d646d; font: 14px system-ui, sans-serif; } circle { fill: currentColor; }
 .title { font-weight: 600; fill: #1c1f23; } polyline, .swatch { stroke-width: 2; stroke-linejoin: round; }
 .rule { stroke: #e3e5e8; } .reference { color: #5d646d; }
 .spread { stroke: currentColor; stroke-width: 2; opacity: .55; }
-""" + "".join(f".line-{index} {{ color: {colour}; }}\n" for index, colour in enumerate(COLOURS))
+"""
+    + "".join(f".line-{index} {{ color: {colour}; }}\n" for index, colour in enumerate(COLOURS))
+    + """svg { color-scheme: light dark; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #b3b8c0; } .title { fill: #f1f2f4; } .rule { stroke: #3d424b; } .reference { color: #b3b8c0; }
+}
+"""
+)
 
 
 def standalone(svg: str) -> str:

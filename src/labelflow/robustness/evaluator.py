@@ -43,7 +43,7 @@ class Evaluator:
     def predict(
         self, dataset: ImageSet, perturbations: Sequence[AnyPerturbation] = (CLEAN,), title: str = ""
     ) -> list[list[Predictions]]:
-        """Each model's predictions under each perturbation: [perturbation][model]."""
+        """Each model's predictions under each perturbation, by perturbation and then by model."""
         total = self.passes(dataset, perturbations)
         with Counted(title or dataset.name, "images", total, quiet=self.quiet) as progress:
             if len(dataset.source) >= MANY:
@@ -68,7 +68,7 @@ class Evaluator:
         return len(self.models) * len(dataset.source) * sum(perturbation.levels for perturbation in perturbations)
 
     def example(self, dataset: ImageSet, perturbations: Sequence[AnyPerturbation]) -> list[list[ndarray]]:
-        """The first readable image as the first model sees it: [perturbation][level], uint8 (S, S, 3)."""
+        """The first readable image as the first model sees it, by perturbation and then by level: uint8 (S, S, 3)."""
         images = PerturbedImages(dataset, self.models[0].preprocessing, perturbations, self.seed)
         for index in range(len(dataset.source)):
             samples = [images[number, index] for number in range(len(perturbations))]

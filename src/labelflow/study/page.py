@@ -57,4 +57,4 @@ def forest(verdicts: Sequence[Verdict]) -> str:
             rows.append(Interval(verdict.claim.name, low, middle, high, colour=colour, note=verdict.word))
     marks = ticks(max(-6.0, min([row.low for row in rows] + [-1.0])), min(6.0, max([row.high for row in rows] + [1.0])))
     axis = "difference, in units of the margin (the gain that the paper reports); right of 0: for the claim"
-    return standalone(dot_plot(rows, axis, marks, margins=(250, 130)))
+    return standalone(dot_plot(rows, axis, marks, margins=(250, 170)))
