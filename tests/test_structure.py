@@ -49,7 +49,7 @@ def test_files_can_be_read_in_one_sitting() -> None:
 
 TESTS = Path(__file__).parent
 EVERYTHING = {  # tests of the whole, not of one module
-    *("compile", "distributed", "docs", "examples", "golden", "golden_conventions", "overfit", "structure"),
+    *("cluster", "compile", "distributed", "docs", "examples", "golden", "golden_conventions", "overfit", "structure"),
     *("device", "notebooks", "package", "portable", "training_examples"),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate.commands.launch import launch_command_parser
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -225,11 +225,10 @@ def scores() -> tuple[Tensor, Tensor]:
 
 
 def launch_settings() -> dict[str, str]:
-    """What `accelerate launch`, as docs/howto/imagenet.md calls it for FSDP, tells the processes that it starts."""
-    page = (Path(__file__).parent.parent / "docs" / "howto" / "imagenet.md").read_text().replace("\\\n", "")
-    command = next(line for line in page.splitlines() if line.startswith("accelerate launch"))
-    options = launch_command_parser().parse_args(command.split()[2:])
-    options.mixed_precision, options.dynamo_backend, options.num_machines = options.mixed_precision or "no", "no", 1
-    options.main_process_port, options.num_cpu_threads_per_process = 0, 1
+    """What `accelerate launch` with examples/cluster/fsdp.yaml tells the processes that it starts."""
+    file = Path(__file__).parent.parent / "examples" / "cluster" / "fsdp.yaml"
+    words = ["--config_file", str(file), "--machine_rank", "1", "-m", "labelflow"]
+    options, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    options.num_cpu_threads_per_process = 1
     set_by_it = prepare_multi_gpu_env(options).items() - os.environ.items()
     return dict(set_by_it)
