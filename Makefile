@@ -3,14 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
-.PHONY: quickstart test lint docs publish-docs floors newest dist bench clean
+.PHONY: quickstart test pytest lint docs publish-docs floors newest dist bench clean
 
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
 	@$(BIN)/labelflow train quickstart --resume
 
 PYTEST := -m pytest --numprocesses auto --dist worksteal
-test: lint  ## everything that CI checks
+# Lint beside the tests: mypy keeps one core busy, and would leave the others idle.
+test: .venv/installed  ## everything that CI checks
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: .venv/installed
 	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST)
 
 lint: .venv/installed

@@ -10,7 +10,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # our kernels run without a GPU
 
 import hypothesis
 import pytest
-import torch
 
 hypothesis.settings.register_profile("labelflow", deadline=None, max_examples=40, derandomize=True)
 hypothesis.settings.load_profile("labelflow")
@@ -47,6 +46,14 @@ def _no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
+@pytest.fixture
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs whose pages leave out the papers' figures, which take longer than a tiny run."""
+    monkeypatch.setattr("labelflow.report.classifier.FIGURES_SHOWN", {})
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch  # not above: with xdist, the process that only hands out tests has no use for it
+
     torch.manual_seed(0)

@@ -4,6 +4,8 @@ import copy
 import gc
 import itertools
 import pickle
+import weakref
+from typing import NamedTuple
 
 import pytest
 import timm
@@ -24,18 +26,45 @@ class _Reversed(timm.models.vision_transformer.Block):
         return super().forward(tokens).flip(1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_constant_share_flows_through_unchanged(family: str) -> None:
-    images, aligned = images_for(family), lf.Aligned(build(family))
-    for value in (0.0, 0.3, 1.0):
-        _, arrived = aligned(images, torch.full_like(images[:, :1], value))
-        assert_close(arrived, torch.full((4,), value), atol=1e-6, rtol=0)
+class Attached(NamedTuple):
+    """A small model of a family, what it was before labels followed it, and an `Aligned` of it."""
+
+    family: str
+    model: nn.Module
+    images: torch.Tensor
+    state: dict[str, torch.Tensor]
+    logits: torch.Tensor
+    aligned: lf.Aligned
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_the_dense_oracle(family: str) -> None:
+@pytest.fixture(scope="module", params=FAMILIES)
+def attached(request: pytest.FixtureRequest) -> Attached:
+    """Built once for the three tests that leave it alone."""
+    torch.manual_seed(0)
+    model, images = build(request.param), images_for(request.param)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Attached(request.param, model, images, state, model(images), lf.Aligned(model))
+
+
+def test_a_constant_share_flows_through_unchanged(attached: Attached) -> None:
+    """Another one in each sample, so that samples are known to be apart, too."""
+    share = torch.tensor([0.0, 0.3, 1.0, 0.7])
+    _, arrived = attached.aligned(attached.images, share[:, None, None, None].expand_as(attached.images[:, :1]))
+    assert_close(arrived, share, atol=1e-6, rtol=0)
+
+
+def test_leaves_logits_and_state_dict_alone(attached: Attached) -> None:
+    _, model, images, state, before, aligned = attached
+    logits, _ = aligned(images, box_mix(images).share)
+    for result in (model(images), logits):
+        assert torch.equal(result, before)
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_equals_the_dense_oracle(attached: Attached) -> None:
     """Two sources and fused kernels give what C classes and full matrices give."""
-    model, images = build(family), images_for(family)
+    model, images = attached.model, attached.images
     mix = box_mix(images)
     onehot = F.one_hot(torch.tensor([1, 4, 3, 2]), 5).float()
     output = lf.Student(model, {"flow"})(mix.apply(images), mix)
@@ -44,19 +73,6 @@ def test_equals_the_dense_oracle(family: str) -> None:
     for head, label in zip(output.flow.heads.unbind(1), expected.unbind(1), strict=True):
         assert_close(mix.blend(onehot, head[:, 0]), label, atol=2e-6, rtol=0)
         assert (head[:, 0] - mix.lam).abs().max() > 3e-3  # or there would be nothing to see
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_leaves_logits_and_state_dict_alone(family: str) -> None:
-    model, images = build(family), images_for(family)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    before = model(images)
-    aligned = lf.Aligned(model)
-    logits, _ = aligned(images, box_mix(images).share)
-    for result in (model(images), logits):
-        assert torch.equal(result, before)
-    assert list(model.state_dict()) == list(state)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "fused" in family])
@@ -246,8 +262,9 @@ def test_copies_are_independent(family: str) -> None:
     aligned = lf.Aligned(model)
     expected = aligned(images, share)
     ema, twin = copy.deepcopy(model), copy.deepcopy(aligned)
+    gone = weakref.ref(aligned)
     del aligned
-    gc.collect()
+    assert gone() is None  # at once: no cycle holds it
     assert torch.equal(ema(images), expected[0])
     for parameter in model.parameters():
         parameter.data.zero_()

@@ -61,6 +61,7 @@ def test_a_run_has_what_a_notebook_wants(run: TrainedRun) -> None:
     assert '"' not in page.split('srcdoc="')[1].split('" style=')[0]  # the page cannot end its own frame
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_a_recipe_may_be_an_object(run: TrainedRun, tmp_path: Path) -> None:
     recipe = find("quickstart").recipe.change(source=WORLD, **TINY)
     again = lf.train(recipe, out=tmp_path / "run", quiet=True)
@@ -177,6 +178,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "once\n2\n"), done.stderr
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_another_precision_in_the_same_process(tmp_path: Path) -> None:
     """In either order: a notebook is one process."""
     for precision in ("bf16", "no", "bf16"):

@@ -97,16 +97,22 @@ def test_each_figure_from_the_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a run, and of a model with one's own images: what was asked for is computed, drawn, saved and summed up."""
-    requests, results = [], []
-    compute = FIGURES[name].compute
+    """Of a run, and of a model with one's own images: what was asked for is computed, drawn, saved and summed up. A
+    figure is at most as wide as a page's text, 8 inches, and its letters have 10 points or more."""
+    requests, results, figures = [], [], []
+    compute, draw = FIGURES[name].compute, FIGURES[name].draw
 
     def recorded(request: FigureRequest) -> object:
         requests.append(request)
         results.append(compute(request))
         return results[-1]
 
+    def kept(result: object) -> Figure:
+        figures.append(draw(result))
+        return figures[-1]
+
     monkeypatch.setattr(FIGURES[name], "compute", recorded)
+    monkeypatch.setattr(FIGURES[name], "draw", kept)
     cases = {"model": [MODEL, *map(str, photos)], "run": [str(runs / "vit"), "--count", "2"]}
     if name == "mixing":  # which takes a while: once
         cases.pop("run")
@@ -120,6 +126,8 @@ def test_each_figure_from_the_command(
             assert len(picture.convert("RGB").getcolors(2**24)) > 50  # not blank
         assert "<svg" in (tmp_path / f"{stem}.svg").read_text()
         assert json.loads((tmp_path / f"{stem}.json").read_text()) == as_json(results[-1])
+        assert figures[-1].get_size_inches()[0] <= 8
+        assert min(text.get_fontsize() for text in figures[-1].findobj(Text) if text.get_text()) >= 10
     shown = [(request.models, request.files, request.count) for request in requests]
     assert shown == [((MODEL,), tuple(photos), 0), ((str(runs / "vit"),), (), 2)][: len(cases)]
 
@@ -224,18 +232,6 @@ def test_everything_is_drawn(runs: Path) -> None:
     assert [len(panel.patches) for panel in bars] == [5, 4, 6, 5]
     maps = drawn("relevance", run, str(runs / "lvvit"), count=2, top=2).axes
     assert [len(panel.images) for panel in maps] == [1] * 2 * (1 + 2 * 2)
-
-
-@pytest.mark.parametrize(
-    "name", ["aligned", "flow", "mixing", "dense", "mixtoken", "rmse", "ratio", "presence", "relevance"]
-)
-def test_text_is_as_large_as_that_of_a_page(runs: Path, name: str) -> None:
-    """A figure is at most as wide as a page's text, 8 inches, and its letters have 10 points or more."""
-    with styled():
-        figure = drawn(name, str(runs / "vit"), count=2)
-        figure.draw_without_rendering()
-    assert figure.get_size_inches()[0] <= 8
-    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 10
 
 
 @pytest.mark.parametrize("model", ["vit", "mean"])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -37,14 +37,34 @@ def test_attention_is_the_mean_over_heads(batch: int, heads: int, n: int, m: int
     assert_close(flow.attention(weights, labels), expected)
 
 
-@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
-def test_attend_is_attention_from_queries_and_keys(b: int, a: int, n: int, m: int, k: int, biased: bool) -> None:
+def attended(b: int, a: int, n: int, m: int, k: int, biased: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     query, key, labels = 2 * torch.randn(b, a, n, 8), 2 * torch.randn(b, a, m, 8), random_labels(b, m, k)
-    bias = torch.randn(b if n % 2 else 1, a, n, m) if biased else None
+    return query, key, labels, torch.randn(b if n % 2 else 1, a, n, m) if biased else None
+
+
+def naive_attend(query: Tensor, key: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
     scores = query @ key.mT / 8**0.5 + (0 if bias is None else bias)
-    expected = flow.attention(scores.softmax(-1), labels)
-    assert_close(flow.attend(query, key, labels, bias), expected)
-    assert_close(torch.compile(flow.attend, backend="eager", dynamic=True)(query, key, labels, bias), expected)
+    return flow.attention(scores.softmax(-1), labels)
+
+
+sizes = (st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
+
+
+@given(*sizes)
+def test_attend_is_attention_from_queries_and_keys(b: int, a: int, n: int, m: int, k: int, biased: bool) -> None:
+    inputs = attended(b, a, n, m, k, biased)
+    assert_close(flow.attend(*inputs), naive_attend(*inputs))
+
+
+@settings(max_examples=4)  # each may be compiled anew
+@given(*sizes)
+@example(1, 1, 1, 1, 1, True)
+@example(5, 3, 6, 5, 12, False)
+@example(5, 3, 6, 5, 12, True)  # one bias for all samples
+@example(4, 2, 3, 6, 2, True)  # and one for each
+def test_attend_compiled(b: int, a: int, n: int, m: int, k: int, biased: bool) -> None:
+    inputs = attended(b, a, n, m, k, biased)
+    assert_close(torch.compile(flow.attend, backend="eager", dynamic=True)(*inputs), naive_attend(*inputs))
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])

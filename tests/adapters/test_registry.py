@@ -2,7 +2,6 @@
 
 import pytest
 import timm
-import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -15,8 +14,7 @@ PACKAGES = ("timm", "torchvision", "transformers", "labelflow", "torch")  # othe
 
 
 def _built(name: object, arguments: dict) -> nn.Module:
-    with torch.device("meta"):
-        return timm.create_model(name, **arguments) if isinstance(name, str) else name(**arguments)  # type: ignore[operator]
+    return timm.create_model(name, **arguments) if isinstance(name, str) else name(**arguments)  # type: ignore[operator]
 
 
 def test_every_registered_class_is_held_against_an_oracle() -> None:

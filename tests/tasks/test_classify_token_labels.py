@@ -60,7 +60,11 @@ def train(labels: Path, out: Path, target: str = "token_label", model: str = VIT
 
 @pytest.mark.parametrize("target", [name for name, target in TARGETS.items() if target.dense])
 @pytest.mark.parametrize("model", [VIT, LVVIT])
-def test_every_dense_target_trains(labels: Path, tmp_path: Path, target: str, model: str) -> None:
+def test_every_dense_target_trains(
+    labels: Path, tmp_path: Path, target: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target != "token_label":  # whose pages have the papers' figures, which take longer than these runs
+        monkeypatch.setattr("labelflow.report.classifier.FIGURES_SHOWN", {})
     whole = target in ("relabel", "token_mix")  # dense labels that teach the image, not its tokens
     model = model.replace(")", ", aux_head=False)") if whole and model == LVVIT else model
     assert train(labels, tmp_path, target, model) == 0
@@ -74,6 +78,7 @@ def test_every_dense_target_trains(labels: Path, tmp_path: Path, target: str, mo
     assert plain(torch.zeros(1, 3, 64, 64)).shape == (1, 10)
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_a_killed_run_goes_on_with_its_token_head(
     labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +125,7 @@ def test_bad_input(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_a_run_does_not_go_on_with_other_labels(
     labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_any_lvvit_labels(tmp_path: Path) -> None:
     assert total(task.terms(task.student, first_batch(task), generator(0))).isfinite()
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_a_run_that_was_killed_ends_alike_and_knows_its_labeller(
     labeller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
