@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for ten seconds longer
 
-.PHONY: quickstart test pytest lint docs publish-docs floors newest dist bench clean
+.PHONY: quickstart test pytest lint docs publish-docs floors newest dist try-dist bench clean
 
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
@@ -26,9 +26,13 @@ docs: .venv/installed  ## the documentation, in site/
 	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
 	@echo "look at it: site/index.html (or, as you write: $(BIN)/python -m mkdocs serve)"
 
-publish-docs: .venv/installed  ## the documentation of this version, on the branch gh-pages, beside earlier ones
-	@version=$$($(BIN)/python -c 'import labelflow; print(labelflow.__version__.rpartition(".")[0])') && \
-		export NO_MKDOCS_2_WARNING=true PATH="$$PWD/$(BIN):$$PATH" && \
+# With what the site needs and nothing else, as whoever publishes may write to the repository.
+publish-docs:  ## the documentation of this version, on the branch gh-pages, beside earlier ones
+	@$(PYTHON) -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.venv-docs/bin/uv pip install --quiet --python .venv-docs --group docs
+	@version=$$(sed -n 's/^__version__ = "\(.*\)\.[^.]*"$$/\1/p' src/labelflow/__init__.py) && \
+		export NO_MKDOCS_2_WARNING=true PATH="$$PWD/.venv-docs/bin:$$PATH" && \
 		mike deploy --push --update-aliases $$version latest && mike set-default --push latest
 
 # Each package that pyproject.toml names, at the lowest version it admits; where others need a newer one, uv says so.
@@ -42,21 +46,27 @@ floors: .venv/installed  ## the lowest versions of all that labelflow depends on
 	@$(BIN)/uv pip list --python .venv-floors
 	@OMP_NUM_THREADS=1 .venv-floors/bin/python -m pytest -W ignore::DeprecationWarning $(FLOORS)
 
-newest: .venv/installed  ## the newest torch and timm, pre-releases included, in .venv-newest, and all tests
+newest: .venv/installed  ## the newest of everything, and pre-releases of timm, in .venv-newest, and all tests
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-newest
 	@$(BIN)/uv pip install --quiet --python .venv-newest --upgrade --group dev --editable '.[all]' \
-		'torch>=2.8.dev0' 'torchvision>=0.23.dev0' 'timm>=1.0.31.dev0'
+		'timm>=1.0.31.dev0'
 	@$(BIN)/uv pip list --python .venv-newest
 	@OMP_NUM_THREADS=1 .venv-newest/bin/python $(PYTEST)
 
-dist: .venv/installed  ## wheel and sdist, in dist/; the quickstart with the wheel, in another folder
+dist:  ## wheel and sdist, in dist/, made by nothing but the build tools
 	@rm -rf dist
-	@$(BIN)/uv build --quiet
-	@$(BIN)/uvx --quiet twine check --strict dist/*
-	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-dist
-	@$(BIN)/uv pip install --quiet --python .venv-dist dist/*.whl
-	@folder=$$(mktemp -d) && program=$$PWD/.venv-dist/bin/labelflow && cd $$folder && $$program train quickstart
+	@$(PYTHON) -m venv --clear .venv-build
+	@.venv-build/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	@.venv-build/bin/python -m build >/dev/null
+	@.venv-build/bin/twine check --strict dist/*
 	@ls -l dist
+
+try-dist:  ## the wheel alone, in another folder: the quickstart, and what first users do
+	@$(PYTHON) -m venv --clear .venv-dist
+	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@.venv-dist/bin/uv pip install --quiet --python .venv-dist dist/*.whl
+	@top=$$PWD && cd $$(mktemp -d) && $$top/.venv-dist/bin/labelflow train quickstart && \
+		$$top/.venv-dist/bin/python $$top/tests/smoke.py
 
 bench: .venv/installed  ## what alignment costs in a training step
 	@$(BIN)/python benchmarks/step_overhead.py
@@ -70,4 +80,4 @@ bench: .venv/installed  ## what alignment costs in a training step
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-floors .venv-newest .venv-dist dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,6 @@
 """Where the package comes from: its addresses, and a README whose links work away from the repository.
 
-A hosted build knows its repository by GITHUB_REPOSITORY (owner/name); any other has the papers' addresses only.
+The hosted build says in LABELFLOW_REPOSITORY (owner/name) where it is; any other has the papers' addresses only.
 """
 
 import os
@@ -19,7 +19,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)\s]+)\)")  # not to another 
 
 class Addresses(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
-        repository, tag = os.environ.get("GITHUB_REPOSITORY"), f"v{metadata['version']}"
+        repository, tag = os.environ.get("LABELFLOW_REPOSITORY"), f"v{metadata['version']}"
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["urls"] = (addresses(repository) if repository else {}) | PAPERS
         metadata["readme"] = {

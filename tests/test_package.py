@@ -119,13 +119,17 @@ def test_notes_of_a_release(tmp_path: Path) -> None:
     (tmp_path / "src" / "labelflow" / "__init__.py").write_text('__version__ = "1.2.0"\n')
     (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 1.2.0\n")
     changes = tmp_path / "CHANGELOG.md"
-    changes.write_text("# Changelog\n\n## 1.2.0 (2026-01-02)\n\n- new\n\n## 1.1.0 (2025-01-02)\n\n- old\n")
-    assert notes("v1.2.0", tmp_path) == "- new"
+    text = "\nNew: [this](docs/this.md).\n\n### Upgrading from 1.1\n- a is b\n\n### Details\n- many\n"
+    changes.write_text(f"# Changelog\n\n## 1.2.0 (2026-01-02)\n{text}\n## 1.1.0 (2025-01-02)\n\n- old\n")
+    here = "https://github.com/some/one/blob/v1.2.0"
+    assert notes("v1.2.0", "some/one", tmp_path) == (
+        f"New: [this]({here}/docs/this.md).\n\n### Upgrading from 1.1\n- a is b\n\n[All changes]({here}/CHANGELOG.md)"
+    )
     with pytest.raises(SystemExit, match=r"__init__.py has version 1.2.0, but the tag is v1.3.0"):
-        notes("v1.3.0", tmp_path)
+        notes("v1.3.0", "some/one", tmp_path)
     changes.write_text("# Changelog\n\n## Unreleased\n\n- newer\n\n## 1.2.0 (2026-01-02)\n\n- new\n")
     with pytest.raises(SystemExit, match=r"CHANGELOG.md begins with Unreleased, but the tag is v1.2.0"):
-        notes("v1.2.0", tmp_path)
+        notes("v1.2.0", "some/one", tmp_path)
 
 
 def test_this_version_is_the_same_everywhere() -> None:

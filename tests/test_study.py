@@ -13,6 +13,7 @@ from labelflow.cli import main
 from labelflow.comparison.cells import run_cell
 from labelflow.comparison.statistics import student_cdf, student_quantile
 from labelflow.study import measures
+from labelflow.study.page import row
 from labelflow.study.plan import Claim, read_plan
 from labelflow.study.queue import open_cells, read_cells
 from labelflow.study.verdicts import decide, holm, p_value
@@ -128,7 +129,10 @@ def test_nothing_is_decided_before_all_seeds_have_run(tmp_path: Path) -> None:
     folder = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = 9"))
     write_cells(folder, {"world.cutmix": [70.0] * 8, "world.tl_align": [71.0 + 0.1 * i for i in range(8)]})
     plan = read_plan(folder)
-    assert decide(plan, read_cells(plan))[0].word == "running: 8 of 9 seeds"
+    verdicts = decide(plan, read_cells(plan))
+    assert verdicts[0].word == "running: 8 of 9 seeds"
+    assert verdicts[0].difference
+    assert row(verdicts[0])[2:6] == ["", "8 of 9", "", "not decided yet"]  # looking often would find something
 
 
 def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

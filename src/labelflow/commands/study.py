@@ -94,6 +94,8 @@ def report_study(
         if mark not in text:
             raise ValueError(f"{page} has no line {mark}; the table is written below it")
         plot = page.with_name(f"{page.stem}.svg")
-        image = f"![Every claim, its interval and verdict]({plot.name})"
-        save(page, "\n\n".join([text.partition(mark)[0] + mark, image, markdown(plan, verdicts, results)]))
-        save(plot, forest(verdicts))
+        parts = [text.partition(mark)[0] + mark, markdown(plan, verdicts, results)]
+        if any(verdict.complete for verdict in verdicts):
+            parts.insert(1, f"![Each claim with all of its seeds, its interval and verdict]({plot.name})")
+            save(plot, forest(verdicts))
+        save(page, "\n\n".join(parts))

@@ -13,16 +13,13 @@ HEAD = ("claim", "the paper", "here, 95 % interval", "seeds", "p, corrected", "v
 
 
 def row(verdict: Verdict) -> list[str]:
-    """A claim as text, in the order of HEAD."""
+    """A claim as text, in the order of HEAD. What only some of its seeds say is no result, and not shown."""
     claim, found = verdict.claim, verdict.difference
-    here = "" if found is None else f"{found.mean:+.3g}"
-    if found is not None and found.seeds > 1:
-        here += f" ({found.low:+.3g} to {found.high:+.3g})"
-    done = found is not None and len(verdict.values) == verdict.planned
-    p = f"{verdict.p:.2g}" if done else ""
-    seeds = f"{len(verdict.values)} of {verdict.planned}" if not done else f"{verdict.planned}"
-    reported = f"{claim.reported} ({claim.source})"
-    return [claim.says, reported, here, seeds, p, f"**{verdict.word}**" if done else "not decided yet", claim.contrast]
+    here, p, word, seeds = "", "", "not decided yet", f"{len(verdict.values)} of {verdict.planned}"
+    if found is not None and verdict.complete:
+        here, p = f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})", f"{verdict.p:.2g}"
+        word, seeds = f"**{verdict.word}**", f"{verdict.planned}"
+    return [claim.says, f"{claim.reported} ({claim.source})", here, seeds, p, word, claim.contrast]
 
 
 def markdown(plan: Plan, verdicts: Sequence[Verdict], results: Sequence[Result]) -> str:
@@ -47,11 +44,11 @@ def core_hours(experiment: Experiment, results: Sequence[Result]) -> float:
 
 
 def forest(verdicts: Sequence[Verdict]) -> str:
-    """An <svg>: each claim's mean and interval in units of its margin, so that all share one axis."""
+    """An <svg>: mean and interval of each complete claim in units of its margin, so that all share one axis."""
     rows = []
     for verdict in verdicts:
         gap, margin = verdict.difference, verdict.claim.margin
-        if gap is not None and gap.seeds > 1:
+        if gap is not None and verdict.complete:
             colour = 1 if verdict.word == "holds" else 0
             low, middle, high = (value / margin for value in (gap.low, gap.mean, gap.high))
             rows.append(Interval(verdict.claim.name, low, middle, high, colour=colour, note=verdict.word))

@@ -30,9 +30,14 @@ class Verdict:
     p: float  # corrected; 1 where not all seeds have been run
 
     @property
+    def complete(self) -> bool:
+        """Whether all planned seeds have been run."""
+        return len(self.values) == self.planned
+
+    @property
     def word(self) -> str:
         claim, found = self.claim, self.difference
-        if found is None or len(self.values) < self.planned:
+        if found is None or not self.complete:
             return f"running: {len(self.values)} of {self.planned} seeds"
         if self.p <= LEVEL and found.mean + claim.at_least * claim.margin > 0:
             return "holds"
