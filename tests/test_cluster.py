@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import Popen
 
@@ -54,11 +55,11 @@ class Slurm:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
 
-    def start(self, nodes: int, *words: str | Path) -> Popen[str]:
-        """A job, as Slurm starts it on its first node."""
+    def start(self, nodes: int, *words: str | Path, number: str = "") -> Popen[str]:
+        """A job, as Slurm starts it on its first node. number: in an array, if it is in one."""
         names = NAMES[:nodes] if self.hosts else ["localhost"]
         own = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NODELIST": ",".join(names), "SLURM_NTASKS": str(nodes)}
-        own |= {"SLURM_ARRAY_TASK_ID": "5", "SLURM_CPUS_PER_TASK": "1", "SEEN": str(self.folder)}
+        own |= {"SLURM_ARRAY_TASK_ID": number, "SLURM_CPUS_PER_TASK": "1", "SEEN": str(self.folder)}
         if self.hosts:
             own |= {f"ENTER_{task}": " ".join(self.hosts.prefix(task)) for task in range(nodes)}
         path = os.pathsep.join([str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -73,20 +74,20 @@ class Slurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[Slurm]:
-    """Its tasks on two hosts or, where these are not permitted, on one."""
-    hosts = Hosts(tmp_path)
-    try:
-        with hosts:
-            yield Slurm(tmp_path, hosts)
-    except PermissionError:
-        yield Slurm(tmp_path, None)
+    """Its tasks on two hosts. Only root may make these, on Linux with iproute2: elsewhere both run on this one."""
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(Hosts(tmp_path))
+        except PermissionError:
+            hosts = None
+        yield Slurm(tmp_path, hosts)
 
 
 @pytest.mark.skipif(not shutil.which("bash") or sys.platform == "win32", reason="the job script is one for bash")
 def test_a_job_that_is_told_to_stop_is_requeued_and_ends_as_if_left_alone(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = slurm.start(2, *TRAINING, "--seed", "SEED", "--out", tmp_path / "job_SEED")
+    job = slurm.start(2, *TRAINING, "--seed", "%a", "--out", tmp_path / "job_%a", number="5")
     lines = tmp_path / "job_5" / "metrics.jsonl"
     while job.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 3):
         time.sleep(0.02)
@@ -114,6 +115,16 @@ def test_a_job_that_fails_is_not_requeued(tmp_path: Path) -> None:
     assert job.returncode == 2
     assert "--resume" in said, "which the script adds, and list does not know"
     assert not slurm.requeued()
+
+
+@pytest.mark.skipif(not shutil.which("bash") or sys.platform == "win32", reason="the job script is one for bash")
+def test_the_number_in_an_array_is_for_jobs_of_one(tmp_path: Path) -> None:
+    slurm = Slurm(tmp_path, None)
+    job = slurm.start(1, "train", "quickstart", "--out", tmp_path / "job_%a")
+    said, _ = job.communicate()
+    assert (job.returncode, said.count("\n")) == (2, 1)
+    assert "give sbatch --array" in said
+    assert not (tmp_path / "tasks").exists(), "srun was not called"
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])

@@ -31,7 +31,6 @@ PAGES = [
 ]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 POSITIONAL = re.compile(r'add_argument\("[a-z]')
-PROGRAMS = ("labelflow", "make", "pip", "python", "torchrun", "accelerate")
 PACKAGE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -62,8 +62,13 @@ def test_where_there_is_no_fork() -> None:
     """Everything that the command line imports, without the modules and functions that Windows lacks."""
     code = f"""{ABSENT}
 import pkgutil
-import labelflow.api, labelflow.commands
+import labelflow.comparison.cells
+
+here, sys.platform = sys.platform, "win32"  # not before: torch would look for DLLs
 from labelflow.comparison.runner import HOW, _CellContext
+
+sys.platform = here
+import labelflow.api, labelflow.commands
 
 for module in pkgutil.iter_modules(labelflow.commands.__path__):
     __import__(f"labelflow.commands.{{module.name}}")

@@ -24,7 +24,8 @@ from labelflow.comparison.cells import Cell, Finish, Result, run_cell
 from labelflow.engine.lock import Busy
 from labelflow.process import print_anything, process_count
 
-HOW = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # on Windows
+# A server that has imported torch must not fork on macOS; Windows has none.
+HOW = "forkserver" if sys.platform == "linux" else "spawn"
 _Context: Any = type(multiprocessing.get_context(HOW))
 
 

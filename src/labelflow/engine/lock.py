@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from accelerate.utils import broadcast_object_list
 from filelock import BaseFileLock, FileLock, Timeout
 
+from labelflow.engine.setup import best_device
 from labelflow.process import is_main_process, process_count
 
 LOCK = ".lock"
@@ -51,8 +51,7 @@ def on_main_process(function: Callable[[], Value]) -> Value:
     """What it returns there, in all processes; and what it raises, so that all of them stop."""
     if process_count() == 1:
         return function()
-    on_cpu = not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    PartialState(cpu=on_cpu)  # as Accelerator makes it, which may come later
+    PartialState(cpu=best_device().type == "cpu")  # as Accelerator makes it, which may come later
     outcome: list[Any] = [None, None]
     if is_main_process():
         try:

@@ -50,7 +50,7 @@ class Frame:
     caption: str
     image: Image.Image
     share: float  # the own part of what the classifier would read
-    places: Tensor | None = None  # (rows, columns): how much of that comes from each place; None: nothing has moved
+    places: Tensor | None = None  # (rows, columns): how much each place is read, 1 on average; None: nothing has moved
 
 
 def film(photos: Sequence[Image.Image], names: tuple[str, str], start: Tensor, frames: Sequence[Frame]) -> str:
@@ -63,14 +63,14 @@ def film(photos: Sequence[Image.Image], names: tuple[str, str], start: Tensor, f
     style = STYLE.substitute(
         bar=BAR[0], rest=f"{arrived:.4f}", seconds=f"{seconds:.1f}", moves=_moves(times, seconds, points, frames)
     )
-    own, partner = (escape(name) for name in names)
+    own, partner = names
     told = f"{own} and {partner}, mixed: λ says {area:.0%}, {arrived:.0%} of what reaches the classifier is {own}."
     x, y = STAGE
     verdict = f"CutMix trains on {area:.0%}, TL-Align on {arrived:.0%}"
     captions = ["Two images, cut together", *(frame.caption for frame in frames), verdict]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" id="still" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{told}</title><style>{style}</style>",
+        f"<title>{escape(told)}</title><style>{style}</style>",
         f'<rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
         *(_said(f"at{number}", number == len(frames) + 1, f'<text class="strong" x="{x}" y="42">{text}</text>')
           for number, text in enumerate(captions)),
@@ -94,7 +94,7 @@ def _photo(image: Image.Image, name: str, kind: str, x: int, y: int) -> list[str
     return [
         _image(image, x, y, 104),
         f'<rect class="frame {kind}" x="{x}" y="{y}" width="104" height="104"/>',
-        f'<text class="{kind}" x="{x + 52}" y="{y + 130}" text-anchor="middle">{_short(name)}</text>',
+        f'<text class="{kind}" x="{x + 52}" y="{y + 130}" text-anchor="middle">{escape(_short(name))}</text>',
     ]
 
 
@@ -122,6 +122,7 @@ def _chart(points: list[tuple[float, float]], area: float, arrived: float) -> li
 
 def _bar(own: str, partner: str, frames: Sequence[Frame]) -> list[str]:
     left, top, width, height = BAR
+    own, partner = (escape(_short(name)) for name in (own, partner))
     parts = [
         f'<text class="soft" x="{left}" y="{top - 10}">What the classifier reads:</text>',
         f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="#0571b0"/>',
@@ -131,7 +132,7 @@ def _bar(own: str, partner: str, frames: Sequence[Frame]) -> list[str]:
     for number, frame in enumerate(frames):
         sides = [(own, frame.share, left + 12, "start"), (partner, 1 - frame.share, left + width - 12, "end")]
         texts = "".join(
-            f'<text class="white" x="{x}" y="{top + 26}" text-anchor="{anchor}">{_short(name)} {share:.0%}</text>'
+            f'<text class="white" x="{x}" y="{top + 26}" text-anchor="{anchor}">{name} {share:.0%}</text>'
             if share > 0.3  # else there is no room for a name
             else f'<text class="white" x="{x}" y="{top + 26}" text-anchor="{anchor}">{share:.0%}</text>'
             for name, share, x, anchor in sides
@@ -141,14 +142,14 @@ def _bar(own: str, partner: str, frames: Sequence[Frame]) -> list[str]:
 
 
 def _dots(start: Tensor, frames: Sequence[Frame]) -> list[str]:
-    """A dot for each place: it flies once a layer, as large as its part of what the classifier reads after that."""
+    """A dot for each place: it flies once a layer, as large as the place counts in what the classifier reads then."""
     rows, columns = start.shape
     parts = []
     for row in range(rows):
         for column in range(columns):
             x, y = STAGE[0] + (column + 0.5) * PLACE / columns, STAGE[1] + (row + 0.5) * PLACE / rows
             sizes = [
-                f"--s{number}:{float(rows * columns * frame.places[row, column]) ** 0.5:.2f}"
+                f"--s{number}:{float(frame.places[row, column]) ** 0.5:.2f}"
                 for number, frame in enumerate(frames)
                 if frame.places is not None
             ]

@@ -130,7 +130,7 @@ def shorten(name: str, limit: int = 26) -> str:
 def save(figure: Figure, data: Any, out: Path, kind: str = "png", moving: str = "") -> list[Path]:
     """OUT.png (or OUT.webp), OUT.svg (of what moves: as it moves), and the numbers in OUT.json."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    paths = [out.with_name(f"{out.name}.{kind}") for kind in (kind, "svg", "json")]
+    paths = [out.with_name(f"{out.name}.{ending}") for ending in (kind, "svg", "json")]
     for path in paths[:2]:
         with styled(), atomic_write(path) as draft, open(draft, "wb") as file:
             if path.suffix == ".svg" and moving:

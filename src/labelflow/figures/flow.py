@@ -42,7 +42,7 @@ class Data:
     arrived: float  # the own share of what reached the classifier
     layers: int
     before: Tensor  # (h, w): the own share of each token before the first layer
-    start: Tensor  # (rows, columns): the own share of each place
+    start: Tensor  # (rows, columns): the same of each place, the mean of its tokens
     steps: list[Step]
     pictures: list[Image.Image]  # own, partner's, mixed
 
@@ -51,8 +51,10 @@ def compute(request: FigureRequest) -> Data:
     (classifier,) = request.load(limit=1)
     _, files = request.images(1, of_each=2)  # the first pair
     (sample,) = mixed_samples(classifier, request.mixer, 1, files[:2], request.evaluation_data(classifier))
-    grid = next(iter(sample.layers.values())).shape
-    cells = (min(grid[0], CELLS), min(grid[1], CELLS))
+    rows, columns = next(iter(sample.layers.values())).shape
+    cells = (min(rows, CELLS), min(columns, CELLS))
+    before = sample.mix.tokens((rows, columns))[0]
+    tokens = _tokens_of_places(before.shape, cells)
     steps = steps_of(classifier, sample, cells)
     last = len(steps) - 1
     chosen = sorted({round(place * last / (SHOWN - 1)) for place in range(SHOWN)})
@@ -63,11 +65,16 @@ def compute(request: FigureRequest) -> Data:
         sample.area,
         sample.arrived,
         len(steps),
-        sample.mix.tokens((grid[0], grid[1]))[0],
-        sample.mix.tokens(cells)[0],
+        before,
+        (before.flatten() @ tokens / tokens.sum(0)).unflatten(0, cells),
         [steps[place] for place in chosen],
         _pictures(classifier, sample, files),
     )
+
+
+def _tokens_of_places(grid: Sequence[int], cells: Sequence[int]) -> Tensor:
+    """Which tokens lie in which place, (N, K) of zeros and ones: not equally many, unless the grid divides."""
+    return cells_as_sources((grid[0], grid[1]), (cells[0], cells[1]), torch.device("cpu"))[0]
 
 
 def _pictures(classifier: Classifier, sample: Sample, files: Sequence[Path]) -> list[Image.Image]:
@@ -128,7 +135,7 @@ def draw(data: Data) -> Figure:
     line.set(xlabel="after layer", ylabel=f"share of {own}")
     line.locator_params(axis="x", integer=True)
     line.legend()
-    figure.suptitle(f"{data.name}, {data.mixer}\nred is one's own, blue the partner's")
+    figure.suptitle(f"{data.name}, {data.mixer}\nred is the image itself, blue its partner")
     return figure
 
 
@@ -136,8 +143,10 @@ def animate(data: Data) -> str:
     """The same as an SVG that moves, and rests where motion is not wanted."""
     mixed = data.pictures[2]
     before = Frame("Labels by area, as in CutMix", overlay(data.before, mixed), data.area)
+    even = _tokens_of_places(data.before.shape, data.start.shape).mean(0)  # if each token counted alike
+    even = even.unflatten(0, data.start.shape)
     after = [
-        Frame(f"After layer {step.number} of {data.layers}", overlay(step.map, mixed), step.read, step.places)
+        Frame(f"After layer {step.number} of {data.layers}", overlay(step.map, mixed), step.read, step.places / even)
         for step in data.steps
     ]
     return film(data.pictures, data.names, data.start, [before, *after])
