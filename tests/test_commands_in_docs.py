@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "RELEASING.md",
     *sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("studies/**/*.md")]),
 ]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -47,8 +48,11 @@ def commands(page: Path, *programs: str) -> list[list[str]]:
 
 
 def of_labelflow(page: Path) -> list[list[str]]:
-    """After `labelflow`, started by itself or by torchrun and accelerate."""
-    found = commands(page, "labelflow", "torchrun", "accelerate")
+    """After `labelflow`, started by itself, by torchrun and accelerate, or by the job script."""
+    found = [
+        ["labelflow" if word.endswith("train.sbatch") else word.replace("%a", "0") for word in line]
+        for line in commands(page, "labelflow", "torchrun", "accelerate", "sbatch")
+    ]
     lines = [line[line.index("labelflow") + 1 :] for line in found if "labelflow" in line]
     return [line for line in lines if len(line) > 1 and line[1] not in ("RECIPE", "NAME")]
 
@@ -146,8 +150,8 @@ def test_everything_that_the_documentation_installs_is_known() -> None:
         for _, install, *packages in commands(page, "pip"):
             assert install == "install"
             for package in packages:
-                if package.startswith("."):
-                    assert set(re.findall(r"[\w-]+", package)) <= extras.keys(), package
+                if own := re.fullmatch(r"(\.|labelflow)(\[.+\])?(==[\d.]+)?", package):
+                    assert set(re.findall(r"[\w-]+", own[2] or "")) <= extras.keys(), package
                 else:
                     name, _, floor = package.partition(">=")
                     assert name in floors

@@ -110,7 +110,7 @@ def test_streams_go_on_within_an_epoch(
     kind: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a worker is at its end before the other, and shards are read again to fill an epoch."""
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # seconds after each epoch of Parquet
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)  # seconds after each epoch
     sizes = [11, 4]
     if kind == "wds":
         shards(tmp_path, sizes)
