@@ -9,7 +9,8 @@ quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the 
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
 	@$(BIN)/labelflow train quickstart --resume
 
-PYTEST := -m pytest --numprocesses auto --dist worksteal
+# One process more than there are cores, as some tests wait for others.
+PYTEST := -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 # Lint beside the tests: mypy keeps one core busy, and would leave the others idle.
 test: .venv/installed  ## everything that CI checks
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
