@@ -89,6 +89,23 @@ def test_images_are_loaded_by_index() -> None:
             world[index]
 
 
+def test_an_image_is_drawn_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two: the third is drawn again."""
+    drawn = []
+
+    def counted(seed: int, split: str, index: int, size: int, objects: int, scale: float) -> Scene:
+        drawn.append(index)
+        return scene(seed, split, index, size, objects, scale)
+
+    monkeypatch.setattr("labelflow.data.world.scene", counted)
+    monkeypatch.setattr("labelflow.data.world.KEPT", 2 * 16 * 16 * 3)
+    world, asked = World("train", 20, size=16), (3, 4, 5, 3, 4, 5)
+    images = [np.asarray(world.load(index)[0]) for index in asked]
+    assert drawn == [3, 4, 5, 5]
+    for index, image in zip(asked, images, strict=True):
+        assert np.array_equal(image, scene(0, "train", index, size=16).image)
+
+
 @pytest.mark.parametrize(
     ("key", "wrong"), [("length", 0), ("size", 15), ("size", (64, 8)), ("seed", -1), ("objects", 5)]
 )

@@ -74,6 +74,7 @@ LOOKS = {
 }
 CLUTTER: list[Look] = [(shape, texture) for shape in (_bar, *SHAPES.values()) for texture in (None, None, _checks)]
 CLASSES: tuple[str, ...] = tuple(LOOKS)
+KEPT = 2**28  # bytes of images that one world keeps: 21,845 at 64 pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +129,7 @@ class World:
         _check(seed, split, size, objects, scale)
         self.split, self.length, self.size, self.seed = split, length, size, seed
         self.objects, self.scale = objects, scale
+        self._kept: dict[int, ndarray] = {}  # images that have been drawn
 
     def __len__(self) -> int:
         return self.length
@@ -143,9 +145,14 @@ class World:
         return scene(self.seed, self.split, index, self.size, self.objects, self.scale)
 
     def load(self, index: int, decode: Decode = to_rgb) -> tuple[Any, int]:
-        """An image and its class."""
-        drawn = self[index]
-        return decode(Image.fromarray(drawn.image)), drawn.label
+        """An image and its class. An image is drawn once while there is room to keep it: drawing takes as long as a
+        small model's forward pass."""
+        image = self._kept.get(index)
+        if image is None:
+            image = self[index].image
+            if len(self._kept) < KEPT // image.nbytes:
+                self._kept[index] = image
+        return decode(Image.fromarray(image)), index % len(CLASSES)
 
     def name(self, index: int) -> str:
         """What messages call a scene."""
