@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labelflow.cli import main
-from labelflow.comparison.cells import run_cell
+from labelflow.comparison.cells import read_result, run_cell
 from labelflow.comparison.statistics import student_cdf, student_quantile
+from labelflow.files import write_sealed
 from labelflow.study import measures
 from labelflow.study.page import row
 from labelflow.study.plan import Claim, read_plan
@@ -132,7 +133,7 @@ def test_nothing_is_decided_before_all_seeds_have_run(tmp_path: Path) -> None:
     verdicts = decide(plan, read_cells(plan))
     assert verdicts[0].word == "running: 8 of 9 seeds"
     assert verdicts[0].difference
-    assert row(verdicts[0])[2:6] == ["", "8 of 9", "", "not decided yet"]  # looking often would find something
+    assert row(verdicts[0])[3:7] == ["", "8 of 9", "", "not decided yet"]  # looking often would find something
 
 
 def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +160,21 @@ def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "TL-Align beats CutMix" in text
     assert "4 of 4" in text
     assert (tmp_path / "claims.svg").read_text().startswith("<svg")
+    repeat = ["study", "repeat", str(folder), "world.cutmix", "--out", str(tmp_path / "again"), "--seed"]
+    assert main([*repeat, "1"]) == 0
+    told = capsys.readouterr().out
+    assert "rmse: " in told
+    assert told.endswith("world.cutmix, seed 1: the same numbers\n")
+    (path,) = (folder / "cells").glob("world.cutmix-1-*.json")
+    cell = read_result(path)
+    write_sealed(path, {**cell, "metrics": {**cell["metrics"], "top1": cell["metrics"]["top1"] + 0.01}})
+    with pytest.raises(SystemExit, match="1"):
+        main([*repeat, "1"])  # finished there, so not trained again
+    told = capsys.readouterr().out
+    assert told.count("which differs") == 1
+    assert "other numbers, from the same code" in told
+    assert main([*repeat, "7"]) == 2
+    assert "world.cutmix has not been run with seed 7; finished are 0, 1" in capsys.readouterr().err
 
 
 def test_an_experiment_without_its_data_does_not_keep_the_others_waiting(

@@ -48,6 +48,10 @@ STUDY = {
         "study:report_study",
         "What the finished cells of a study decide. Example: labelflow study report studies/claims",
     ),
+    "repeat": Command(
+        "study:repeat_cell",
+        "Train a finished cell again and compare. Example: labelflow study repeat studies/claims world.cutmix --seed 3",
+    ),
 }
 DATA = {
     "check": Command(

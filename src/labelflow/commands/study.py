@@ -1,4 +1,4 @@
-"""`labelflow study run | report`: pre-registered experiments and their verdicts."""
+"""`labelflow study run | report | repeat`: pre-registered experiments and their verdicts."""
 
 import sys
 from pathlib import Path
@@ -85,9 +85,9 @@ def report_study(
     verdicts = decide(plan, results)
     for verdict in verdicts:
         if not claims or verdict.claim.name in claims:
-            says, paper, here, *_ = row(verdict)
+            _, says, paper, here, *_ = row(verdict)
             print(f"{verdict.claim.name}: {verdict.word}")
-            print(f"  {says}\n  the paper {paper}; here {here or 'nothing yet'}")
+            print(f"  {says}\n  the paper: {paper}\n  here: {here or 'nothing yet'}")
     if page:
         mark = "<!-- verdicts -->"
         text = page.read_text(encoding="utf-8") if page.exists() else f"# {plan.folder.name}\n\n{mark}\n"
@@ -99,3 +99,27 @@ def report_study(
             parts.insert(1, f"![Each claim with all of its seeds, its interval and verdict]({plot.name})")
             save(plot, forest(verdicts))
         save(page, "\n\n".join(parts))
+
+
+def repeat_cell(folder: Positional[Path], cell: Positional[str], seed: int, out: Path = Path("runs/repeated")) -> None:
+    """Train a finished cell again and compare the numbers. The exit code is 1 if they differ.
+
+    Args:
+        folder: The folder of plan.toml.
+        cell: An experiment and a method, such as world.cutmix
+        seed: The seed of the cell.
+        out: Where to train it; interrupted, the same command continues.
+    """
+    from labelflow.study.plan import read_plan
+    from labelflow.study.queue import repeat
+
+    before, now = repeat(read_plan(folder), cell, seed, out)
+    for name, value in before["metrics"].items():
+        again = now["metrics"][name]
+        print(f"{name}: {value:.10g} before, {again:.10g} now{'' if again == value else ', which differs'}")
+    if now["metrics"] == before["metrics"]:
+        print(f"{cell}, seed {seed}: the same numbers")
+        return
+    code = "the same code" if now["code"] == before["code"] else f"other code ({before['code']}, now {now['code']})"
+    print(f"{cell}, seed {seed}: other numbers, from {code}; other kernels or processors round differently, too")
+    raise SystemExit(1)

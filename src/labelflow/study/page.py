@@ -9,7 +9,7 @@ from labelflow.html.chart import ticks
 from labelflow.study.plan import Experiment, Plan
 from labelflow.study.verdicts import Verdict
 
-HEAD = ("claim", "the paper", "here, 95 % interval", "seeds", "p, corrected", "verdict", "cells")
+HEAD = ("claim", "", "the paper", "here, 95 % interval", "seeds", "p, corrected", "verdict", "cells")
 
 
 def row(verdict: Verdict) -> list[str]:
@@ -19,7 +19,8 @@ def row(verdict: Verdict) -> list[str]:
     if found is not None and verdict.complete:
         here, p = f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})", f"{verdict.p:.2g}"
         word, seeds = f"**{verdict.word}**", f"{verdict.planned}"
-    return [claim.says, f"{claim.reported} ({claim.source})", here, seeds, p, word, claim.contrast]
+    paper = f"{claim.reported} ({claim.source})" if claim.reported else claim.source
+    return [f"`{claim.name}`", claim.says, paper, here, seeds, p, word, f"`{claim.contrast}`"]
 
 
 def markdown(plan: Plan, verdicts: Sequence[Verdict], results: Sequence[Result]) -> str:

@@ -87,7 +87,7 @@ class Claim:
     paper: str
     source: str  # the table or figure
     says: str
-    reported: str
+    reported: str  # the paper's number; empty: it has none
     contrast: str  # "world.tl_align - world.cutmix", or with another metric: "world.cutmix:rmse"
     margin: float  # in the unit of the metric
     at_least: bool = False  # the claim is "no worse by more than the margin"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from labelflow.comparison.cells import Cell, Result, read_result
+from labelflow.comparison.cells import Cell, Result, read_result, run_cell
 from labelflow.comparison.runner import run_cells
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
@@ -57,6 +57,18 @@ def open_cells(
 
 def run(plan: Plan, cells: list[Cell], jobs: int, done: Callable[[Cell, Result | Exception | None], None]) -> None:
     run_cells(cells, plan.folder, jobs, done, finish=partial(_finish, plan))
+
+
+def repeat(plan: Plan, method: str, seed: int, out: Path) -> tuple[Result, Result]:
+    """A finished cell as it is in the study, and trained again in another folder. method: such as world.cutmix"""
+    results = {(result["method"], result["seed"]): result for result in read_cells(plan)}
+    known(method, sorted({name for name, _ in results}), "finished cell")
+    if (method, seed) not in results:
+        seeds = ", ".join(str(own) for name, own in sorted(results) if name == method)
+        raise ValueError(f"{method} has not been run with seed {seed}; finished are {seeds}")
+    cells = plan.experiments[method.partition(".")[0]].cells()
+    (cell,) = (cell for cell in cells if (cell.method, cell.seed) == (method, seed))
+    return results[method, seed], run_cell(cell, out, finish=partial(_finish, plan))
 
 
 def _finish(plan: Plan, cell: Cell, run: Path, result: Result) -> Result:
