@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from labelflow.comparison.cells import read_result, run_cell
 from labelflow.comparison.statistics import student_cdf, student_quantile
 from labelflow.files import write_sealed
 from labelflow.study import measures
-from labelflow.study.page import row
+from labelflow.study.page import markdown, row
 from labelflow.study.plan import Claim, read_plan
 from labelflow.study.queue import open_cells, read_cells
 from labelflow.study.verdicts import decide, holm, p_value
@@ -134,6 +134,7 @@ def test_nothing_is_decided_before_all_seeds_have_run(tmp_path: Path) -> None:
     assert verdicts[0].word == "running: 8 of 9 seeds"
     assert verdicts[0].difference
     assert row(verdicts[0])[3:7] == ["", "8 of 9", "", "not decided yet"]  # looking often would find something
+    assert "| world | 16 of 18 |  |" in markdown(plan, verdicts, read_cells(plan))
 
 
 def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +159,9 @@ def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert text.startswith("# Claims\n\nWords.")
     assert "stale" not in text
     assert "TL-Align beats CutMix" in text
-    assert "4 of 4" in text
+    by_method = {name: [one["metrics"]["top1"] for one in results if one["method"] == name] for name in rates}
+    reached = [f"{mean(values):.1f} ± {stdev(values):.1f}" for values in by_method.values()]
+    assert f"| world | 4 of 4 | cutmix {reached[0]}, tl_align {reached[1]} |" in text
     assert (tmp_path / "claims.svg").read_text().startswith("<svg")
     repeat = ["study", "repeat", str(folder), "world.cutmix", "--out", str(tmp_path / "again"), "--seed"]
     assert main([*repeat, "1"]) == 0

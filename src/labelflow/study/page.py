@@ -1,7 +1,7 @@
 """The page of a study: a table of its claims and verdicts, a forest plot, what it cost, what was not run."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median, stdev
 
 from labelflow.comparison.cells import Result
 from labelflow.html import Interval, dot_plot, standalone
@@ -29,18 +29,29 @@ def markdown(plan: Plan, verdicts: Sequence[Verdict], results: Sequence[Result])
     for paper in dict.fromkeys(verdict.claim.paper for verdict in verdicts):
         lines = [HEAD, ["---"] * len(HEAD), *(row(one) for one in verdicts if one.claim.paper == paper)]
         parts.append(f"### {paper}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    lines = [("experiment", "cells", "core-hours"), ["---"] * 3]
+    lines = [("experiment", "cells", "top-1, ± standard deviation between seeds", "core-hours"), ["---"] * 4]
     for experiment in plan.experiments.values():
         mine = [one for one in results if one["method"].partition(".")[0] == experiment.name]
         planned = len(experiment.methods) * len(experiment.seeds)
-        lines.append((experiment.name, f"{len(mine)} of {planned}", f"{core_hours(experiment, mine):.1f}"))
+        scores = accuracies(experiment, mine) if len(mine) == planned else ""
+        lines.append((experiment.name, f"{len(mine)} of {planned}", scores, f"{core_hours(mine):.1f}"))
     parts.append("### What was run\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
-def core_hours(experiment: Experiment, results: Sequence[Result]) -> float:
+def accuracies(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Of each method over its seeds: cutmix 79.3 ± 2.9, tl_align 81.4 ± 3.0"""
+    parts = []
+    for method in experiment.found:
+        values = [one["metrics"]["top1"] for one in results if one["method"] == f"{experiment.name}.{method}"]
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        parts.append(f"{method} {mean(values):.1f}{spread}")
+    return ", ".join(parts)
+
+
+def core_hours(results: Sequence[Result]) -> float:
     """Cells times the median CPU time of a cell: an interrupted one counts its last leg only."""
-    times = [one["cpu_seconds"] for one in results if one["method"].partition(".")[0] == experiment.name]
+    times = [one["cpu_seconds"] for one in results]
     return len(times) * median(times) / 3600 if times else 0.0
 
 
