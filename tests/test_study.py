@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,7 +15,7 @@ from labelflow.comparison.cells import read_result, run_cell
 from labelflow.comparison.statistics import student_cdf, student_quantile
 from labelflow.files import write_sealed
 from labelflow.study import measures
-from labelflow.study.page import markdown, row
+from labelflow.study.page import forest, markdown, row
 from labelflow.study.plan import Claim, read_plan
 from labelflow.study.queue import open_cells, read_cells
 from labelflow.study.verdicts import decide, holm, p_value
@@ -88,7 +89,7 @@ def test_p_is_the_t_test_s(values: list[float]) -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_is_the_closed_test(p_values: list[float]) -> None:
+def test_holm_steps_down(p_values: list[float]) -> None:
     """By its definition: rejected at a level are the smallest ones as long as each is at most level / (those left)."""
     corrected = holm(p_values)
     for level in (0.01, 0.05, 0.3):
@@ -126,14 +127,62 @@ def test_verdicts(word: str, tmp_path: Path) -> None:
     assert decide(read_plan(folder), read_cells(plan))[0].word == (word if word == "not decided" else worse)
 
 
+@pytest.mark.parametrize(
+    ("gains", "at_least", "word"),
+    [
+        ([0.3, 0.31, 0.29, 0.3, 0.32], False, "**holds**, by less than the margin"),  # the first that applies
+        ([0.9, 1.1, 1.0, 0.95, 1.05], False, "**holds**"),
+        ([0.2, -0.2, 0.1, -0.1, 0.15], False, "**does not hold**"),
+        ([0.1, -0.1, 0.0, 0.05, -0.05], True, "**holds**"),  # no worse
+        ([-0.3, -0.31, -0.29, -0.3, -0.32], True, "**holds**"),  # worse, but by less than the margin
+        ([-1.1, -1.0, -0.9, -1.0, -1.05], True, "**does not hold**"),
+        ([-1.0, 1.0, -0.5, 0.5, -2.0], True, "**not decided**"),
+    ],
+)
+def test_the_first_verdict_that_applies(gains: list[float], at_least: bool, word: str, tmp_path: Path) -> None:
+    """With a margin of 0.8, for "better" and for "at least as good"."""
+    folder = study(tmp_path / "s", PLAN[: PLAN.index("[claims.moved]")].replace("seeds = 2", "seeds = 5"))
+    if at_least:
+        (folder / "plan.toml").write_text((folder / "plan.toml").read_text() + "at_least = true\n")
+    write_cells(folder, {"world.cutmix": [70.0] * 5, "world.tl_align": [70.0 + gain for gain in gains]})
+    plan = read_plan(folder)
+    assert row(decide(plan, read_cells(plan))[0])[7] == word
+
+
+def test_p_values_are_corrected_for_all_claims_of_a_paper_run_or_not(tmp_path: Path) -> None:
+    """Two of three claims of one paper are finished, and the only one of another."""
+    experiment, claim = PLAN[: PLAN.index("[claims.gain]")], PLAN[PLAN.index("[claims.gain]") : PLAN.index("[claims.m")]
+    loss = claim.replace("claims.gain", "claims.loss").replace(
+        "world.tl_align - world.cutmix", "world.cutmix - world.tl_align"
+    )
+    other = claim.replace("claims.gain", "claims.other").replace('"TL-Align"', '"another"')
+    waiting = experiment.replace("experiments.world", "experiments.later") + claim.replace(
+        "claims.gain", "claims.waiting"
+    ).replace("world.", "later.")
+    folder = study(tmp_path / "s", (experiment + claim + loss + other + waiting).replace("seeds = 2", "seeds = 5"))
+    gains = [1.0, 0.2, 1.5, 0.9, 0.1]
+    write_cells(folder, {"world.cutmix": [70.0] * 5, "world.tl_align": [70.0 + gain for gain in gains]})
+    plan = read_plan(folder)
+    verdicts = {verdict.claim.name: verdict for verdict in decide(plan, read_cells(plan))}
+    p = stats.ttest_1samp(gains, 0).pvalue
+    assert 0.02 < p < 0.05
+    assert [verdicts[name].p for name in ("gain", "loss", "waiting", "other")] == pytest.approx([p, p, 1, p])
+    corrected = [verdicts[name].corrected for name in ("gain", "loss", "waiting", "other")]
+    assert corrected == pytest.approx([3 * p, 3 * p, 1, p])
+    assert [verdicts[name].word for name in ("gain", "other")] == ["not decided", "holds"]
+    plot = forest(list(verdicts.values()))
+    assert "waiting" not in plot
+    assert plot.count("<circle") == 3
+
+
 def test_nothing_is_decided_before_all_seeds_have_run(tmp_path: Path) -> None:
     folder = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = 9"))
     write_cells(folder, {"world.cutmix": [70.0] * 8, "world.tl_align": [71.0 + 0.1 * i for i in range(8)]})
     plan = read_plan(folder)
     verdicts = decide(plan, read_cells(plan))
-    assert verdicts[0].word == "running: 8 of 9 seeds"
+    assert verdicts[0].word == "waiting for seeds: 8 of 9"
     assert verdicts[0].difference
-    assert row(verdicts[0])[3:7] == ["", "8 of 9", "", "not decided yet"]  # looking often would find something
+    assert row(verdicts[0])[4:8] == ["", "", "8 of 9", "waiting for seeds"]  # looking often would find something
     assert "| world | 16 of 18 |  |" in markdown(plan, verdicts, read_cells(plan))
 
 
@@ -175,7 +224,14 @@ def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
         main([*repeat, "1"])  # finished there, so not trained again
     told = capsys.readouterr().out
     assert told.count("which differs") == 1
-    assert "other numbers, from the same code" in told
+    assert told.endswith("other numbers (nothing else is known to differ)\n")
+    write_sealed(path, {**cell, "arithmetic": {**cell["arithmetic"], "cpu": "abacus"}, "metrics": {"top1": 1.0}})
+    with pytest.raises(SystemExit, match="1"):
+        main([*repeat, "1"])
+    assert "(cpu: abacus before, " in capsys.readouterr().out
+    write_sealed(path, cell)
+    assert main(["study", "repeat", str(folder), "world.cutmix", "--out", str(folder), "--seed", "1"]) == 2
+    assert "is the study itself" in capsys.readouterr().err
     assert main([*repeat, "7"]) == 2
     assert "world.cutmix has not been run with seed 7; finished are 0, 1" in capsys.readouterr().err
 
@@ -191,6 +247,17 @@ def test_an_experiment_without_its_data_does_not_keep_the_others_waiting(
     assert told[0].startswith("labelflow: photos is left out")
     assert "photos: " in told[-1]
     assert {cell["method"] for cell in read_cells(read_plan(folder))} == {"world.cutmix", "world.tl_align"}
+
+
+def test_cells_of_another_queue_are_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = study(tmp_path / "s", PLAN.replace("seeds = 2", "seeds = 1").replace('["cutmix", ', "["))
+    folder = study(folder, (folder / "plan.toml").read_text().partition("[claims")[0])
+    (cell,) = open_cells(read_plan(folder))
+    (folder / "runs").mkdir()
+    with FileLock(folder / "runs" / f".{cell.name}.lock"):
+        assert main(["study", "run", str(folder)]) == 2
+    assert "not all cells have been run: 1 being trained by another process" in capsys.readouterr().err
+    assert not cell.run(folder).exists()
 
 
 def test_a_segmenter_starts_from_the_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +285,14 @@ def test_a_segmenter_starts_from_the_trained_model(tmp_path: Path, monkeypatch: 
         (PLAN.replace("world.tl_align -", "moon.tl_align -"), "no experiment 'moon'"),
         (PLAN.replace("world.tl_align - world.cutmix", "world.tl_align world.cutmix"), "is not of the form"),
         (PLAN.replace('["fluctuation"]', '["fluctuations"]'), "no measure"),
+        (PLAN.replace('["fluctuation"]', '["occlusion"]'), "no metric of world 'rmse'"),
+        (PLAN.replace(":rmse", ":rmsee"), "no metric of world 'rmsee'; did you mean rmse?"),
+        (PLAN.replace("margin = 0.8", "margin = 0"), "claims.gain: margin should be a number above 0"),
+        (PLAN.replace("margin = 0.8", 'margin = "0.8"'), "claims.gain: margin should be a number above 0"),
+        (PLAN.replace("seeds = 2", 'seeds = "16"'), "experiments.world: seeds should be"),
+        (PLAN.replace("seeds = 2", "seeds = [1, 1]"), "experiments.world: seeds should be"),
+        (PLAN.replace('["cutmix", "tl_align"]', "3"), "experiments.world: methods should be a list"),
+        (PLAN.replace("only.tl_align = { lr = 0.002 }", "only = 3"), "experiments.world: only should be a table"),
         (PLAN.replace('recipe = "quickstart_cutmix"', 'recipe = "quickstart_cutmix"\npilot = true'), "is a pilot"),
     ],
 )
@@ -244,6 +319,14 @@ def test_bad_cells_and_names_are_one_line_each(tmp_path: Path, capsys: pytest.Ca
     cell.write_text(whole.replace('"plan": "', '"plan": "0'))
     assert f"{cell} was run with another plan of world.cutmix" in told()
     cell.write_text(whole)
+    second = cell.with_name("world.cutmix-0-l.json")
+    second.write_text(whole.replace('"key": "k"', '"key": "l"'))
+    assert f"{cell} and {second} are the same cell" in told()
+    second.unlink()
+    third = cell.with_name("world.cutmix-2-k.json")
+    third.write_text(whole.replace('"seed": 0', '"seed": 2'))
+    assert f"{third} has seed 2, which the plan of world does not" in told()
+    third.unlink()
     cell = cell.rename(cell.with_name("moon.cutmix-0-k.json"))
     cell.write_text(whole.replace("world.cutmix", "moon.cutmix"))
     assert "is a cell of moon.cutmix" in told()

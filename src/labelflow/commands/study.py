@@ -31,6 +31,7 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         raise ValueError(f"--jobs must be at least 1, not {jobs}")
     plan = read_plan(folder)
     failed: list[str] = []
+    elsewhere = 0
 
     def unready(experiment: str, error: ValueError) -> None:
         failed.append(f"{experiment}: {error}")
@@ -46,6 +47,8 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         with Counted("study", "cells", len(cells), quiet=jobs == 1) as progress:
 
             def done(cell: "Cell", result: "Result | Exception | None") -> None:
+                nonlocal elsewhere
+                elsewhere += result is None
                 if isinstance(result, Exception):
                     failed.append(f"{cell.method}, seed {cell.seed}: {result}")
                 elif result is not None:
@@ -56,6 +59,8 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
     except (Interrupted, KeyboardInterrupt):
         print("interrupted, checkpoints saved. Run the same command to continue", file=sys.stderr)
         raise SystemExit(130) from None
+    if elsewhere:
+        failed.append(f"{elsewhere} being trained by another process")
     if failed:
         raise ValueError(f"not all cells have been run: {'; '.join(failed)}")
 
@@ -73,7 +78,7 @@ def report_study(
         page: A Markdown file; everything below its line <!-- verdicts --> is replaced. The plot is saved next to it.
     """
     from labelflow.html import save
-    from labelflow.study.page import forest, markdown, row
+    from labelflow.study.page import HEAD, HERE, forest, markdown, row
     from labelflow.study.plan import read_plan
     from labelflow.study.queue import read_cells
     from labelflow.study.verdicts import decide
@@ -85,9 +90,9 @@ def report_study(
     verdicts = decide(plan, results)
     for verdict in verdicts:
         if not claims or verdict.claim.name in claims:
-            _, says, paper, here, *_ = row(verdict)
-            print(f"{verdict.claim.name}: {verdict.word}")
-            print(f"  {says}\n  the paper: {paper}\n  here: {here or 'nothing yet'}")
+            told = dict(zip(HEAD, row(verdict), strict=True))
+            print(f"{verdict.claim.name}: {verdict.word}\n  {told['what is claimed']}")
+            print(f"  source: {told['source']}\n  here: {told[HERE] or 'nothing yet'}")
     if page:
         mark = "<!-- verdicts -->"
         text = page.read_text(encoding="utf-8") if page.exists() else f"# {plan.folder.name}\n\n{mark}\n"
@@ -108,18 +113,27 @@ def repeat_cell(folder: Positional[Path], cell: Positional[str], seed: int, out:
         folder: The folder of plan.toml.
         cell: An experiment and a method, such as world.cutmix
         seed: The seed of the cell.
-        out: Where to train it; interrupted, the same command continues.
+        out: Where to train it; interrupted, the same command continues. Finished there, it is only compared.
     """
     from labelflow.study.plan import read_plan
     from labelflow.study.queue import repeat
 
     before, now = repeat(read_plan(folder), cell, seed, out)
     for name, value in before["metrics"].items():
-        again = now["metrics"][name]
-        print(f"{name}: {value:.10g} before, {again:.10g} now{'' if again == value else ', which differs'}")
+        again = now["metrics"].get(name)
+        print(f"{name}: {value} before, {again} now{'' if again == value else ', which differs'}")
     if now["metrics"] == before["metrics"]:
         print(f"{cell}, seed {seed}: the same numbers")
         return
-    code = "the same code" if now["code"] == before["code"] else f"other code ({before['code']}, now {now['code']})"
-    print(f"{cell}, seed {seed}: other numbers, from {code}; other kernels or processors round differently, too")
+    changes = ", ".join(_changes(before, now)) or "nothing else is known to differ"
+    print(f"{cell}, seed {seed}: other numbers ({changes})")
     raise SystemExit(1)
+
+
+def _changes(before: "Result", now: "Result") -> list[str]:
+    """What else differs: the code, versions, threads, and how the processor calculates."""
+    found = {"code": (before["code"], now["code"])}
+    for part in ("environment", "arithmetic"):
+        old, new = before.get(part, {}), now.get(part, {})
+        found |= {name: (old.get(name, "unknown"), new.get(name, "unknown")) for name in {**old, **new}}
+    return [f"{name}: {old} before, {new} now" for name, (old, new) in found.items() if old != new]

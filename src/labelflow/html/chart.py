@@ -166,11 +166,17 @@ class Interval:
     note: str = ""
 
 
-def dot_plot(rows: Sequence[Interval], axis: str, marks: Sequence[float], margins: tuple[int, int] = (150, 20)) -> str:
+def dot_plot(
+    rows: Sequence[Interval],
+    axis: str,
+    marks: Sequence[float],
+    margins: tuple[int, int] = (150, 20),
+    strong: Sequence[float] = (),
+) -> str:
     """An <svg>: a line for each row, with a dot for each of its points, or for its middle, and a bar from low to high.
 
-    marks: where the axis has its ticks; what lies beyond the first and the last is drawn there. margins: for the names
-    on the left and the notes on the right.
+    marks: where the axis has its ticks; a bar that goes on beyond them ends in an arrow. margins: for the names on the
+    left and the notes on the right. strong: values with a darker line.
     """
     left, top, step = max([margins[0], *(round(LETTER * len(row.name)) + 14 for row in rows)]), 14, 26
     right, bottom = left + 410, top + step * len(rows)
@@ -182,13 +188,19 @@ def dot_plot(rows: Sequence[Interval], axis: str, marks: Sequence[float], margin
     for mark in marks:
         parts.append(f'<path class="rule" d="M{across(mark):.1f} {top}V{bottom}"/>')
         parts.append(_text(across(mark), bottom + 18, number(mark), "middle"))
+    if strong:
+        path = "".join(f"M{across(value):.1f} {top}V{bottom}" for value in strong)
+        parts.append(f'<path class="reference" stroke="currentColor" d="{path}"/>')
     parts.append(_text((left + right) / 2, bottom + 38, axis, "middle"))
     for index, row in enumerate(rows):
         y = top + step * (index + 0.5)
         low, middle, high = map(across, (row.low, row.middle, row.high))
         parts.append(_text(left - 8, y + 5, row.name, "end"))
         parts.append(f'<g class="line-{row.colour}"><path class="spread" d="M{low:.1f} {y}H{high:.1f}')
-        parts.append(f'M{middle:.1f} {y - 7}v14"/>' if row.points else '"/>')
+        parts.append(f"M{middle:.1f} {y - 7}v14" if row.points else "")
+        parts.append(f"M{left + 6} {y - 5}l-6 5l6 5" if row.low < marks[0] else "")
+        parts.append(f"M{right - 6} {y - 5}l6 5l-6 5" if row.high > marks[-1] else "")
+        parts.append('" fill="none"/>')
         dots, radius = (row.points, 3) if row.points else ([row.middle], 4)
         parts += [f'<circle cx="{across(value):.1f}" cy="{y}" r="{radius}"/>' for value in dots]
         parts.append("</g>")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ Metrics = dict[str, float]
 IMAGES, PAIRS, SAMPLES = 512, 512, 1000
 SCENES = "world(train=1024, val=1000, objects=2)"  # of segmentation
 PETS = "data/pets"
+NAMES = {"CutMix": "cutmix", "TransMix": "transmix", "TL-Align": "tl_align"}
 
 
 def fluctuation(run: Path) -> Metrics:
@@ -39,7 +40,7 @@ def truth(run: Path) -> Metrics:
 
     found = ratio.compute(FigureRequest((str(run),), weights="last", count=PAIRS))
     metrics = {}
-    for name, key in (("CutMix", "cutmix"), ("TransMix", "transmix"), ("TL-Align", "tl_align")):
+    for name, key in NAMES.items():
         metrics[f"similarity_distance_{key}"] = found.distance[name]
         if name in found.truth_distance:
             metrics[f"truth_distance_{key}"] = found.truth_distance[name]
@@ -86,11 +87,17 @@ def _robust(run: Path, suite: str, metric: str) -> float:
     return float(value)
 
 
-MEASURES: dict[str, Callable[[Path], Metrics]] = {
-    "fluctuation": fluctuation,
-    "truth": truth,
-    "occlusion": occlusion,
-    "corruptions": corruptions,
-    "segmentation": segmentation,
-    "pets": pets,
+class Measure(NamedTuple):
+    compute: Callable[[Path], Metrics]  # of the folder of a run
+    metrics: tuple[str, ...]  # the names of what it computes
+
+
+SHARES = tuple(f"{kind}_distance_{name}" for kind in ("similarity", "truth") for name in NAMES.values())
+MEASURES = {
+    "fluctuation": Measure(fluctuation, ("rmse", "rmse_transmix")),
+    "truth": Measure(truth, SHARES),
+    "occlusion": Measure(occlusion, ("occluded_top1",)),
+    "corruptions": Measure(corruptions, ("corrupted_top1",)),
+    "segmentation": Measure(segmentation, ("segmentation_miou",)),
+    "pets": Measure(pets, ("pets_miou",)),
 }

@@ -3,33 +3,56 @@
 from collections.abc import Sequence
 from statistics import mean, median, stdev
 
-from labelflow.comparison.cells import Result
+from labelflow.comparison.cells import Result, headline
 from labelflow.html import Interval, dot_plot, standalone
 from labelflow.html.chart import ticks
 from labelflow.study.plan import Experiment, Plan
-from labelflow.study.verdicts import Verdict
+from labelflow.study.verdicts import LEVEL, Verdict
 
-HEAD = ("claim", "", "the paper", "here, 95 % interval", "seeds", "p, corrected", "verdict", "cells")
+HERE = "here, 95 % interval"
+HEAD = ("claim", "what is claimed", "source", "margin", HERE, "p, corrected", "seeds", "verdict", "cells")
+HOW_TO_READ = f"""\
+Each claim stands for a sum of the cells' numbers (the last column), which is positive if the claim is true: points of
+accuracy or mIoU, or differences of shares. *Here* is its mean over the seeds, with Student's 95 % interval. *p* is that
+of the two-sided t-test; then the same, corrected by Holm's method for all claims under the heading. The first that
+applies is the verdict:
+
+| verdict | when |
+| --- | --- |
+| **holds** | the corrected p is at most {LEVEL}, and the mean is positive |
+| **does not hold** | the interval (not corrected) lies below the margin: a gain as large as that is ruled out |
+| **not decided** | neither: too few seeds, or they differ too much, to tell |
+
+A margin with ≥ belongs to "at least as good": such a claim holds if, by the same test, the mean is above minus the
+margin, and does not hold if the interval lies below 0. Claims that wait for their seeds count as p = 1: until all are
+there, a corrected p may fall, and *not decided* become *holds*."""
 
 
 def row(verdict: Verdict) -> list[str]:
     """A claim as text, in the order of HEAD. What only some of its seeds say is no result, and not shown."""
     claim, found = verdict.claim, verdict.difference
-    here, p, word, seeds = "", "", "not decided yet", f"{len(verdict.values)} of {verdict.planned}"
+    here, p, word, seeds = "", "", "waiting for seeds", f"{len(verdict.values)} of {verdict.planned}"
     if found is not None and verdict.complete:
-        here, p = f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})", f"{verdict.p:.2g}"
-        word, seeds = f"**{verdict.word}**", f"{verdict.planned}"
-    paper = f"{claim.reported} ({claim.source})" if claim.reported else claim.source
-    return [f"`{claim.name}`", claim.says, paper, here, seeds, p, word, f"`{claim.contrast}`"]
+        here = f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})"
+        p, word, seeds = f"{_p(verdict.p)}, {_p(verdict.corrected)}", f"**{verdict.word}**", f"{verdict.planned}"
+        if verdict.word == "holds" and not claim.at_least and found.high < claim.margin:
+            word += ", by less than the margin"
+    source = f"{claim.reported} ({claim.source})" if claim.reported else claim.source
+    margin = f"≥ -{claim.margin:g}" if claim.at_least else f"{claim.margin:g}"
+    return [f"`{claim.name}`", claim.says, source, margin, here, p, seeds, word, f"`{claim.contrast}`"]
+
+
+def _p(value: float) -> str:
+    return f"{value:.2g}" if value >= 0.001 else "< 0.001"
 
 
 def markdown(plan: Plan, verdicts: Sequence[Verdict], results: Sequence[Result]) -> str:
     """Of all claims, a table for each paper; and of what was run."""
-    parts = []
+    parts = [HOW_TO_READ]
     for paper in dict.fromkeys(verdict.claim.paper for verdict in verdicts):
         lines = [HEAD, ["---"] * len(HEAD), *(row(one) for one in verdicts if one.claim.paper == paper)]
         parts.append(f"### {paper}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    lines = [("experiment", "cells", "top-1, ± standard deviation between seeds", "core-hours"), ["---"] * 4]
+    lines = [("experiment", "cells", "accuracy, % ± standard deviation between seeds", "core-hours"), ["---"] * 4]
     for experiment in plan.experiments.values():
         mine = [one for one in results if one["method"].partition(".")[0] == experiment.name]
         planned = len(experiment.methods) * len(experiment.seeds)
@@ -43,7 +66,8 @@ def accuracies(experiment: Experiment, results: Sequence[Result]) -> str:
     """Of each method over its seeds: cutmix 79.3 ± 2.9, tl_align 81.4 ± 3.0"""
     parts = []
     for method in experiment.found:
-        values = [one["metrics"]["top1"] for one in results if one["method"] == f"{experiment.name}.{method}"]
+        all_metrics = [one["metrics"] for one in results if one["method"] == f"{experiment.name}.{method}"]
+        values = [metrics[headline(metrics)] for metrics in all_metrics]
         spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
         parts.append(f"{method} {mean(values):.1f}{spread}")
     return ", ".join(parts)
@@ -51,8 +75,8 @@ def accuracies(experiment: Experiment, results: Sequence[Result]) -> str:
 
 def core_hours(results: Sequence[Result]) -> float:
     """Cells times the median CPU time of a cell: an interrupted one counts its last leg only."""
-    times = [one["cpu_seconds"] for one in results]
-    return len(times) * median(times) / 3600 if times else 0.0
+    times = [one["cpu_seconds"] for one in results if "cpu_seconds" in one]
+    return len(results) * median(times) / 3600 if times else 0.0
 
 
 def forest(verdicts: Sequence[Verdict]) -> str:
@@ -63,7 +87,8 @@ def forest(verdicts: Sequence[Verdict]) -> str:
         if gap is not None and verdict.complete:
             colour = 1 if verdict.word == "holds" else 0
             low, middle, high = (value / margin for value in (gap.low, gap.mean, gap.high))
-            rows.append(Interval(verdict.claim.name, low, middle, high, colour=colour, note=verdict.word))
+            note = verdict.word + (" (≥ -1)" if verdict.claim.at_least else "")
+            rows.append(Interval(verdict.claim.name, low, middle, high, colour=colour, note=note))
     marks = ticks(max(-6.0, min([row.low for row in rows] + [-1.0])), min(6.0, max([row.high for row in rows] + [1.0])))
-    axis = "difference, in units of the margin (the gain that the paper reports); right of 0: for the claim"
-    return standalone(dot_plot(rows, axis, marks, margins=(250, 170)))
+    axis = "difference ÷ margin; right of 0 is on the claim's side"
+    return standalone(dot_plot(rows, axis, marks, margins=(250, 190), strong=(0.0, 1.0)))

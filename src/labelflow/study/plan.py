@@ -13,7 +13,7 @@ source = "Table 2"
 says = "TL-Align beats CutMix"
 reported = "+0.8"
 contrast = "world.tl_align - world.cutmix"    # positive if the claim is true
-margin = 0.8                        # a gain that is surely smaller than this does not count as one
+margin = 0.8                        # if the gain is surely smaller than this, the claim does not hold
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from labelflow.recipes.methods import Method, find_method
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
 
+ACCURACIES = ("top1", "top5", "balanced", "map", "loss")  # metrics of any run
 TERM = re.compile(r"\s*([+-]?)\s*(\w+)\.(\w+)(?::(\w+))?\s*")
 
 
@@ -89,7 +90,7 @@ class Claim:
     says: str
     reported: str  # the paper's number; empty: it has none
     contrast: str  # "world.tl_align - world.cutmix", or with another metric: "world.cutmix:rmse"
-    margin: float  # in the unit of the metric
+    margin: float  # in the unit of the metric; above 0
     at_least: bool = False  # the claim is "no worse by more than the margin"
     about: str = ""
 
@@ -147,16 +148,33 @@ def _table(text: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
 def _experiment(name: str, values: dict[str, Any]) -> Experiment:
     if not name.isidentifier():
         raise ValueError(f"experiments.{name}: a name is one word of letters, digits and _")
+    where = f"experiments.{name}"
+    for key in ("settings", "only"):
+        if not isinstance(values.get(key, {}), dict):
+            raise ValueError(f"{where}: {key} should be a table, not {values[key]!r}")
+    for key in ("methods", "measures"):
+        if not _all_are(values.get(key, []), str):
+            raise ValueError(f"{where}: {key} should be a list of names, not {values[key]!r}")
     seeds = values.get("seeds", 0)
+    if type(seeds) is int:
+        seeds = list(range(seeds))
+    if not _all_are(seeds, int) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{where}: seeds should be their number, or a list of different numbers, not {seeds!r}")
     lists: dict[str, Any] = {key: tuple(values[key]) for key in ("methods", "measures") if key in values}
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.get("settings", {}).items()}
-    seeds = tuple(range(seeds) if isinstance(seeds, int) else seeds)
-    made: dict[str, Any] = {**values, **lists, "name": name, "settings": settings, "seeds": seeds}
-    return Experiment(**_fields(Experiment, made, f"experiments.{name}"))
+    made: dict[str, Any] = {**values, **lists, "name": name, "settings": settings, "seeds": tuple(seeds)}
+    return Experiment(**_fields(Experiment, made, where))
+
+
+def _all_are(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def _claim(name: str, values: dict[str, Any]) -> Claim:
-    return Claim(**_fields(Claim, {**values, "name": name}, f"claims.{name}"))
+    claim = Claim(**_fields(Claim, {**values, "name": name}, f"claims.{name}"))
+    if type(claim.margin) not in (int, float) or not claim.margin > 0:
+        raise ValueError(f"claims.{name}: margin should be a number above 0, not {claim.margin!r}")
+    return claim
 
 
 def _fields(kind: type[Any], values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -175,5 +193,7 @@ def _check(claim: Claim, plan: Plan) -> None:
         known(term.method, experiment.found, f"method of {experiment.name}")
         if experiment.pilot:
             raise ValueError(f"claims.{claim.name} uses {experiment.name}, which is a pilot")
+        measured = [metric for measure in experiment.measures for metric in MEASURES[measure].metrics]
+        known(term.metric.removeprefix("ema_"), [*ACCURACIES, *measured], f"metric of {experiment.name}")
     if not plan.seeds(claim):
         raise ValueError(f"claims.{claim.name}: its experiments share no seed")

@@ -5,10 +5,15 @@ FOLDER/cells/EXPERIMENT.METHOD-SEED-KEY.json   a finished cell
 FOLDER/runs/…                        its run
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from timm.layers import use_fused_attn
 
 from labelflow.comparison.cells import Cell, Result, read_result, run_cell
 from labelflow.comparison.runner import run_cells
@@ -19,7 +24,7 @@ from labelflow.study.plan import Plan
 
 def read_cells(plan: Plan) -> list[Result]:
     """All finished cells; one that is damaged or does not belong to the plan is an error."""
-    results = []
+    results: dict[tuple[str, int], tuple[Path, Result]] = {}
     for path in sorted((plan.folder / "cells").glob("*.json")):
         result = read_result(path)
         name, _, method = result["method"].partition(".")
@@ -30,8 +35,12 @@ def read_cells(plan: Plan) -> list[Result]:
             raise ValueError(
                 f"{path} was run with another plan of {result['method']}; restore that plan, or remove the cell"
             )
-        results.append(result)
-    return results
+        if result["seed"] not in experiment.seeds:
+            raise ValueError(f"{path} has seed {result['seed']}, which the plan of {name} does not; remove it")
+        other, _ = results.setdefault((result["method"], result["seed"]), (path, result))
+        if other != path:
+            raise ValueError(f"{other} and {path} are the same cell; remove the one that was run later")
+    return [result for _, result in results.values()]
 
 
 def open_cells(
@@ -61,6 +70,8 @@ def run(plan: Plan, cells: list[Cell], jobs: int, done: Callable[[Cell, Result |
 
 def repeat(plan: Plan, method: str, seed: int, out: Path) -> tuple[Result, Result]:
     """A finished cell as it is in the study, and trained again in another folder. method: such as world.cutmix"""
+    if out.resolve() == plan.folder.resolve():
+        raise ValueError(f"{out} is the study itself: a cell is repeated in another folder")
     results = {(result["method"], result["seed"]): result for result in read_cells(plan)}
     known(method, sorted({name for name, _ in results}), "finished cell")
     if (method, seed) not in results:
@@ -77,6 +88,17 @@ def _finish(plan: Plan, cell: Cell, run: Path, result: Result) -> Result:
     experiment = plan.experiments[name]
     metrics = dict(result["metrics"])
     for measure in experiment.measures:
-        metrics |= MEASURES[measure](run)
+        metrics |= MEASURES[measure].compute(run)
     cpu = round(time.process_time(), 1)  # of this process; a resumed run counts its last part only
-    return {**result, "plan": experiment.digest(method), "metrics": metrics, "cpu_seconds": cpu}
+    own = {"plan": experiment.digest(method), "metrics": metrics, "cpu_seconds": cpu, "arithmetic": arithmetic()}
+    return {**result, **own}
+
+
+def arithmetic() -> dict[str, Any]:
+    """What a number's last digits depend on beside the versions of packages, and after thousands of updates all of
+    its digits."""
+    return {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "fused_attention": bool(use_fused_attn()),
+        "preloaded": [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name],
+    }

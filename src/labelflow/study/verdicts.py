@@ -3,14 +3,17 @@
 A claim's contrast is computed for each seed. Its mean has Student's 95 % interval; the test that it differs from 0
 (from minus the margin, for "at least as good") is corrected over the claims of a paper by Holm's method.
 
-- holds: the corrected test rejects, and the mean lies on the claim's side;
+The first that applies:
+
+- holds: the corrected test rejects, and the mean lies on the claim's side (of minus the margin);
 - does not hold: the whole interval lies below the margin (below 0, for "at least as good");
 - not decided: neither.
+
 Nothing is decided before all planned seeds have been run: looking often would find something in the end.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
 
@@ -27,7 +30,8 @@ class Verdict:
     values: dict[int, float]  # the contrast of each seed
     planned: int  # seeds
     difference: Difference | None  # None: no seed has been run
-    p: float  # corrected; 1 where not all seeds have been run
+    p: float  # 1 where not all seeds have been run
+    corrected: float  # the same, for all claims of the paper
 
     @property
     def complete(self) -> bool:
@@ -38,8 +42,8 @@ class Verdict:
     def word(self) -> str:
         claim, found = self.claim, self.difference
         if found is None or not self.complete:
-            return f"running: {len(self.values)} of {self.planned} seeds"
-        if self.p <= LEVEL and found.mean + claim.at_least * claim.margin > 0:
+            return f"waiting for seeds: {len(self.values)} of {self.planned}"
+        if self.corrected <= LEVEL and found.mean + claim.at_least * claim.margin > 0:
             return "holds"
         return "does not hold" if found.high < (0 if claim.at_least else claim.margin) else "not decided"
 
@@ -52,12 +56,11 @@ def decide(plan: Plan, results: Sequence[Result]) -> list[Verdict]:
         seeds = plan.seeds(claim)
         values = {seed: value for seed in seeds if (value := contrast(claim, metrics, seed)) is not None}
         p = p_value(values, claim) if len(values) == len(seeds) else 1.0
-        verdicts.append(Verdict(claim, values, len(seeds), difference(list(values.values())), p))
+        verdicts.append(Verdict(claim, values, len(seeds), difference(list(values.values())), p, p))
     for paper in {claim.paper for claim in plan.claims.values()}:
         family = [place for place, verdict in enumerate(verdicts) if verdict.claim.paper == paper]
         for place, p in zip(family, holm([verdicts[place].p for place in family]), strict=True):
-            old = verdicts[place]
-            verdicts[place] = Verdict(old.claim, old.values, old.planned, old.difference, p)
+            verdicts[place] = replace(verdicts[place], corrected=p)
     return verdicts
 
 
