@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("kills", type=int)
     folder, kills = (arguments := parser.parse_args()).folder, arguments.kills
+    assert not folder.exists(), f"{folder} is there already: nothing would be run in it"
     began = time.monotonic()
     assert start(folder / "alone").wait() == 0
     whole = time.monotonic() - began

@@ -115,12 +115,14 @@ def circles(svg: str) -> list[tuple[float, float]]:
 
 
 def test_dots_lie_where_their_values_are() -> None:
-    """Between the ticks 0 and 10, 150 and 560 pixels from the left; beyond them, at the edge."""
+    """Between the ticks 0 and 10, 150 and 560 pixels from the left; beyond them, at the edge, where bars have arrows."""
     rows = [Interval("<a>", 2.0, 5.0, 8.0, points=(2.5, 7.5)), Interval("b", -5.0, 10.0, 20.0, colour=1, note="holds")]
-    svg = dot_plot(rows, "axis", [0.0, 5.0, 10.0])
+    svg = dot_plot(rows, "axis", [0.0, 5.0, 10.0], strong=(5.0, 10.0))
     assert [x for x, _ in circles(svg)] == pytest.approx([252.5, 457.5, 560.0])
     assert [y for _, y in circles(svg)] == pytest.approx([27, 27, 53])
     bars = [path.get("d") for path in ET.fromstring(svg).iter("path") if path.get("class") == "spread"]
-    assert bars == ["M232.0 27.0H478.0M355.0 20.0v14", "M150.0 53.0H560.0"]
+    assert bars == ["M232.0 27.0H478.0M355.0 20.0v14", "M150.0 53.0H560.0M156 48.0l-6 5l6 5M554 48.0l6 5l-6 5"]
+    (strong,) = (path.get("d") for path in ET.fromstring(svg).iter("path") if path.get("class") == "reference")
+    assert strong == "M355.0 14V66M560.0 14V66"
     assert [one.text for one in ET.fromstring(svg).iter("text")] == ["0", "5", "10", "axis", "<a>", "b", "holds"]
     assert ET.fromstring(svg).get("aria-label") == "axis: <a> 5; b holds"

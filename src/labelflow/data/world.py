@@ -74,7 +74,7 @@ LOOKS = {
 }
 CLUTTER: list[Look] = [(shape, texture) for shape in (_bar, *SHAPES.values()) for texture in (None, None, _checks)]
 CLASSES: tuple[str, ...] = tuple(LOOKS)
-KEPT = 2**28  # bytes of images that one world keeps: 21,845 at 64 pixels
+KEPT = 2**28  # bytes of images that a world keeps in each process: 21,845 at 64 pixels
 
 
 @dataclass(frozen=True, eq=False)

@@ -196,11 +196,10 @@ def dot_plot(
         y = top + step * (index + 0.5)
         low, middle, high = map(across, (row.low, row.middle, row.high))
         parts.append(_text(left - 8, y + 5, row.name, "end"))
-        parts.append(f'<g class="line-{row.colour}"><path class="spread" d="M{low:.1f} {y}H{high:.1f}')
-        parts.append(f"M{middle:.1f} {y - 7}v14" if row.points else "")
-        parts.append(f"M{left + 6} {y - 5}l-6 5l6 5" if row.low < marks[0] else "")
-        parts.append(f"M{right - 6} {y - 5}l6 5l-6 5" if row.high > marks[-1] else "")
-        parts.append('" fill="none"/>')
+        bar = f"M{low:.1f} {y}H{high:.1f}" + (f"M{middle:.1f} {y - 7}v14" if row.points else "")
+        bar += f"M{left + 6} {y - 5}l-6 5l6 5" if row.low < marks[0] else ""
+        bar += f"M{right - 6} {y - 5}l6 5l-6 5" if row.high > marks[-1] else ""
+        parts.append(f'<g class="line-{row.colour}"><path class="spread" fill="none" d="{bar}"/>')
         dots, radius = (row.points, 3) if row.points else ([row.middle], 4)
         parts += [f'<circle cx="{across(value):.1f}" cy="{y}" r="{radius}"/>' for value in dots]
         parts.append("</g>")
