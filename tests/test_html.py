@@ -115,7 +115,7 @@ def circles(svg: str) -> list[tuple[float, float]]:
 
 
 def test_dots_lie_where_their_values_are() -> None:
-    """Between the ticks 0 and 10, 150 and 560 pixels from the left; beyond them, at the edge, where bars have arrows."""
+    """Between the ticks 0 and 10, 150 and 560 pixels from the left; beyond them at the edge, with arrows."""
     rows = [Interval("<a>", 2.0, 5.0, 8.0, points=(2.5, 7.5)), Interval("b", -5.0, 10.0, 20.0, colour=1, note="holds")]
     svg = dot_plot(rows, "axis", [0.0, 5.0, 10.0], strong=(5.0, 10.0))
     assert [x for x, _ in circles(svg)] == pytest.approx([252.5, 457.5, 560.0])

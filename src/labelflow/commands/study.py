@@ -132,7 +132,7 @@ def repeat_cell(folder: Positional[Path], cell: Positional[str], seed: int, out:
 
 def _changes(before: "Result", now: "Result") -> list[str]:
     """What else differs: the code, versions, threads, and how the processor calculates."""
-    found = {"code": (before["code"], now["code"])}
+    found = {name: (before.get(name, "unknown"), now.get(name, "unknown")) for name in ("code", "package")}
     for part in ("environment", "arithmetic"):
         old, new = before.get(part, {}), now.get(part, {})
         found |= {name: (old.get(name, "unknown"), new.get(name, "unknown")) for name in {**old, **new}}

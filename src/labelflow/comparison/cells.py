@@ -229,11 +229,12 @@ def init_digest(init: str) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.is_file() else init
 
 
-def code_version() -> str:
-    """labelflow's version, and a digest of torch's, torchvision's, timm's and the code that decides a run's numbers."""
+def code_version(counts: Callable[[str], bool] = is_compute) -> str:
+    """labelflow's version, and a digest of torch's, torchvision's, timm's and the code that decides a run's numbers, or
+    of those files that count."""
     root = Path(labelflow.__file__).parent
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    code = [f"{name}\n{(root / name).read_text(encoding='utf-8')}" for name in files if is_compute(name)]
+    code = [f"{name}\n{(root / name).read_text(encoding='utf-8')}" for name in files if counts(name)]
     versions = f"{torch.__version__} {torchvision.__version__} {timm.__version__}"
     return f"{labelflow.__version__}+{_digest(versions + ''.join(code))}"
 

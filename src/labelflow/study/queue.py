@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from timm.layers import use_fused_attn
 
-from labelflow.comparison.cells import Cell, Result, read_result, run_cell
+from labelflow.comparison.cells import Cell, Result, code_version, read_result, run_cell
 from labelflow.comparison.runner import run_cells
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
@@ -91,7 +91,7 @@ def _finish(plan: Plan, cell: Cell, run: Path, result: Result) -> Result:
         metrics |= MEASURES[measure].compute(run)
     cpu = round(time.process_time(), 1)  # of this process; a resumed run counts its last part only
     own = {"plan": experiment.digest(method), "metrics": metrics, "cpu_seconds": cpu, "arithmetic": arithmetic()}
-    return {**result, **own}
+    return {**result, **own, "package": code_version(lambda file: True)}  # measures are not part of `code`
 
 
 def arithmetic() -> dict[str, Any]:
