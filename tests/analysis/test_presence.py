@@ -82,11 +82,12 @@ def test_presence_of_a_convolution_is_its_definition() -> None:
     torch.testing.assert_close(layer.values[0], found, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "cait_xxs24_224", "mixer_s32_224"])
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "cait_xxs24_224", "mixer_s32_224", "hiera_tiny_224"])
 def test_presence_sums_to_the_tokens_that_leave(name: str) -> None:
     small = {
         "swin_tiny_patch4_window7_224": {"embed_dim": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)},
         "cait_xxs24_224": {"embed_dim": 24, "depth": 2, "num_heads": 2},
+        "hiera_tiny_224": {"embed_dim": 12, "stages": (1, 1, 1, 1)},
     }
     model = timm.create_model(name, **small.get(name, {})).eval()
     layers = presence(model, torch.rand(1, 3, 224, 224))
@@ -94,6 +95,15 @@ def test_presence_sums_to_the_tokens_that_leave(name: str) -> None:
     for layer, after in zip(layers, trace, strict=True):
         assert layer.values.min() >= 0
         torch.testing.assert_close(layer.values.sum(1), torch.tensor([float(after.share.shape[1])]), rtol=1e-4, atol=0)
+
+
+def test_maps_show_tokens_where_they_lie() -> None:
+    """Hiera's lie in the order in which they will be pooled."""
+    model = timm.create_model("hiera_tiny_224", embed_dim=12, stages=(1, 1, 1, 1)).eval()
+    first = presence(model, torch.rand(1, 3, 224, 224))[0]
+    assert first.map.shape == (1, 56, 56)
+    assert first.values.std() > 1e-4
+    torch.testing.assert_close(model.unroll(first.map.flatten(1).unsqueeze(-1))[..., 0], first.values)
 
 
 def test_the_model_is_left_alone() -> None:

@@ -3,6 +3,7 @@
 Shapes: B batch, N tokens, K sources, h×w their grid.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,21 @@ class Presence(NamedTuple):
     """Of the tokens that come into a layer."""
 
     name: str  # of the block in the model, such as "blocks.3"
-    values: Tensor  # (B, N); those without a place in the image come first. They sum to the tokens that leave
-    grid: tuple[int, int]
+    labels: Labels  # (B, N, 1), in the order of the model's tokens
+
+    @property
+    def values(self) -> Tensor:
+        """(B, N); those without a place in the image come first. They sum to the tokens that leave."""
+        return self.labels.values[..., 0]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.labels.grid
 
     @property
     def map(self) -> Tensor:
         """(B, h, w)"""
-        return self.values[:, self.values.shape[1] - self.grid[0] * self.grid[1] :].unflatten(1, self.grid)
+        return self.labels.map[..., 0]
 
 
 @torch.no_grad()
@@ -48,8 +57,7 @@ def presence(model: nn.Module, images: Tensor, residual: bool = False, sources: 
     for begin in range(sources, tokens, sources):
         more, _ = _pass(aligned, images, begin, sources)
         layers = [
-            layer._replace(values=torch.cat([layer.values, part.values], 1))
-            for layer, part in zip(layers, more, strict=True)
+            layer._replace(labels=_beside(layer.labels, part.labels)) for layer, part in zip(layers, more, strict=True)
         ]
     return layers
 
@@ -63,13 +71,18 @@ def _pass(aligned: Aligned, images: Tensor, begin: int, sources: int) -> tuple[l
     def enter(labels: Labels) -> Labels:
         came.append(labels)
         each = _one_hot(labels.values.shape[1], begin, sources).to(labels.values)
-        return Labels(each.expand(len(images), -1, -1), labels.grid)
+        return replace(labels, values=each.expand(len(images), -1, -1))
 
     def leave(name: str, labels: Labels) -> None:
-        layers.append(Presence(name, labels.values[..., :-1].sum(1), came[-1].grid))  # (B, N, K + 1) -> (B, K)
+        counts = labels.values[..., :-1].sum(1)  # (B, N, K + 1) -> (B, K)
+        layers.append(Presence(name, replace(came[-1], values=counts.unsqueeze(-1))))
 
     aligned.follower.run(aligned.model, images, whole, tokens=True, enter=enter, leave=leave)
     return layers, max(labels.values.shape[1] for labels in came)
+
+
+def _beside(labels: Labels, more: Labels) -> Labels:
+    return replace(labels, values=torch.cat([labels.values, more.values], 1))
 
 
 def _one_hot(tokens: int, begin: int, sources: int) -> Tensor:
