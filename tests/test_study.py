@@ -199,6 +199,7 @@ def test_a_study_is_run_and_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     rates = {cell["method"]: cell["recipe"]["training"]["lr"] for cell in results}
     assert rates["world.tl_align"] == 0.002 != rates["world.cutmix"]
     assert all(cell["metrics"]["rmse"] > 0 for cell in results)
+    assert results[0]["metrics"].keys() == {"top1", "top5", "loss", "rmse", "rmse_transmix"}
     assert open_cells(plan) == []
     page = tmp_path / "claims.md"
     page.write_text("# Claims\n\nWords.\n\n<!-- verdicts -->\n\nstale\n")
@@ -256,7 +257,7 @@ def test_cells_of_another_queue_are_not_waited_for(tmp_path: Path, capsys: pytes
     (folder / "runs").mkdir()
     with FileLock(folder / "runs" / f".{cell.name}.lock"):
         assert main(["study", "run", str(folder)]) == 2
-    assert "not all cells have been run: 1 being trained by another process" in capsys.readouterr().err
+    assert "world.tl_align, seed 0: another process is training it" in capsys.readouterr().err
     assert not cell.run(folder).exists()
 
 
@@ -301,6 +302,12 @@ def test_a_bad_plan_is_one_line(plan: str, message: str, tmp_path: Path, capsys:
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("metric", ["top5", "ema_top1", "balanced", "map", "macro_f1", "micro_f1", "rmse_transmix"])
+def test_a_claim_may_be_about_any_metric(metric: str, tmp_path: Path) -> None:
+    folder = study(tmp_path / "s", PLAN.replace(":rmse", f":{metric}"))
+    assert read_plan(folder).claims["moved"].terms[0].metric == metric
 
 
 def test_bad_cells_and_names_are_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

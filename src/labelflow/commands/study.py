@@ -31,7 +31,6 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         raise ValueError(f"--jobs must be at least 1, not {jobs}")
     plan = read_plan(folder)
     failed: list[str] = []
-    elsewhere = 0
 
     def unready(experiment: str, error: ValueError) -> None:
         failed.append(f"{experiment}: {error}")
@@ -47,11 +46,10 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
         with Counted("study", "cells", len(cells), quiet=jobs == 1) as progress:
 
             def done(cell: "Cell", result: "Result | Exception | None") -> None:
-                nonlocal elsewhere
-                elsewhere += result is None
-                if isinstance(result, Exception):
-                    failed.append(f"{cell.method}, seed {cell.seed}: {result}")
-                elif result is not None:
+                if result is None or isinstance(result, Exception):
+                    why = result or "another process is training it"
+                    failed.append(f"{cell.method}, seed {cell.seed}: {why}")
+                else:
                     progress.say(f"{cell.method}, seed {cell.seed}: {told(result)}")
                 progress.advance(1)
 
@@ -59,8 +57,6 @@ def run_study(folder: Positional[Path], only: tuple[str, ...] = (), jobs: int = 
     except (Interrupted, KeyboardInterrupt):
         print("interrupted, checkpoints saved. Run the same command to continue", file=sys.stderr)
         raise SystemExit(130) from None
-    if elsewhere:
-        failed.append(f"{elsewhere} being trained by another process")
     if failed:
         raise ValueError(f"not all cells have been run: {'; '.join(failed)}")
 
@@ -78,7 +74,7 @@ def report_study(
         page: A Markdown file; everything below its line <!-- verdicts --> is replaced. The plot is saved next to it.
     """
     from labelflow.html import save
-    from labelflow.study.page import HEAD, HERE, forest, markdown, row
+    from labelflow.study.page import forest, interval, markdown, source
     from labelflow.study.plan import read_plan
     from labelflow.study.queue import read_cells
     from labelflow.study.verdicts import decide
@@ -90,9 +86,9 @@ def report_study(
     verdicts = decide(plan, results)
     for verdict in verdicts:
         if not claims or verdict.claim.name in claims:
-            told = dict(zip(HEAD, row(verdict), strict=True))
-            print(f"{verdict.claim.name}: {verdict.word}\n  {told['what is claimed']}")
-            print(f"  source: {told['source']}\n  here: {told[HERE] or 'nothing yet'}")
+            claim = verdict.claim
+            print(f"{claim.name}: {verdict.word}\n  {claim.says}")
+            print(f"  source: {source(claim)}\n  here: {interval(verdict) or 'nothing yet'}")
     if page:
         mark = "<!-- verdicts -->"
         text = page.read_text(encoding="utf-8") if page.exists() else f"# {plan.folder.name}\n\n{mark}\n"

@@ -6,11 +6,20 @@ from statistics import mean, median, stdev
 from labelflow.comparison.cells import Result, headline
 from labelflow.html import Interval, dot_plot, standalone
 from labelflow.html.chart import ticks
-from labelflow.study.plan import Experiment, Plan
+from labelflow.study.plan import Claim, Experiment, Plan
 from labelflow.study.verdicts import LEVEL, Verdict
 
-HERE = "here, 95 % interval"
-HEAD = ("claim", "what is claimed", "source", "margin", HERE, "p, corrected", "seeds", "verdict", "cells")
+HEAD = (
+    "claim",
+    "what is claimed",
+    "source",
+    "margin",
+    "here, 95 % interval",
+    "p, corrected",
+    "seeds",
+    "verdict",
+    "cells",
+)
 HOW_TO_READ = f"""\
 Each claim stands for a sum of the cells' numbers (the last column), which is positive if the claim is true: points of
 accuracy or mIoU, or differences of shares. *Here* is its mean over the seeds, with Student's 95 % interval. *p* is that
@@ -31,15 +40,34 @@ there, a corrected p may fall, and *not decided* become *holds*."""
 def row(verdict: Verdict) -> list[str]:
     """A claim as text, in the order of HEAD. What only some of its seeds say is no result, and not shown."""
     claim, found = verdict.claim, verdict.difference
-    here, p, word, seeds = "", "", "waiting for seeds", f"{len(verdict.values)} of {verdict.planned}"
+    p, word, seeds = "", "waiting for seeds", f"{len(verdict.values)} of {verdict.planned}"
     if found is not None and verdict.complete:
-        here = f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})"
         p, word, seeds = f"{_p(verdict.p)}, {_p(verdict.corrected)}", f"**{verdict.word}**", f"{verdict.planned}"
         if verdict.word == "holds" and not claim.at_least and found.high < claim.margin:
             word += ", by less than the margin"
-    source = f"{claim.reported} ({claim.source})" if claim.reported else claim.source
     margin = f"≥ -{claim.margin:g}" if claim.at_least else f"{claim.margin:g}"
-    return [f"`{claim.name}`", claim.says, source, margin, here, p, seeds, word, f"`{claim.contrast}`"]
+    return [
+        f"`{claim.name}`",
+        claim.says,
+        source(claim),
+        margin,
+        interval(verdict),
+        p,
+        seeds,
+        word,
+        f"`{claim.contrast}`",
+    ]
+
+
+def source(claim: Claim) -> str:
+    """What the paper reports, and where."""
+    return f"{claim.reported} ({claim.source})" if claim.reported else claim.source
+
+
+def interval(verdict: Verdict) -> str:
+    """Empty until all planned seeds have been run."""
+    found = verdict.difference if verdict.complete else None
+    return f"{found.mean:+.3g} ({found.low:+.3g} to {found.high:+.3g})" if found else ""
 
 
 def _p(value: float) -> str:

@@ -30,7 +30,7 @@ from labelflow.recipes.methods import Method, find_method
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
 
-ACCURACIES = ("top1", "top5", "balanced", "map", "loss")  # metrics of any run
+ACCURACIES = ("top1", "top5", "balanced", "map", "macro_f1", "micro_f1", "loss")  # what evaluations give
 TERM = re.compile(r"\s*([+-]?)\s*(\w+)\.(\w+)(?::(\w+))?\s*")
 
 
