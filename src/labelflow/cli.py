@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from labelflow.process import is_launched, print_anything
+from labelflow.process import ignore_ended_workers, is_launched, print_anything
 from labelflow.spec import known, printable
 
 
@@ -214,6 +214,7 @@ def _of_lost_process(error: Exception) -> str:
     go_on = "train and annotate continue with --resume"
     lost_connection = isinstance(error, OSError | EOFError) and "torch.multiprocessing.reductions" in _modules(error)
     if lost_connection or str(error).startswith("DataLoader worker"):
+        ignore_ended_workers()
         return f"a data worker was killed, perhaps for lack of memory: try fewer --workers; {go_on}"
     collective = type(error).__name__.startswith("Dist") or "gloo" in str(error)
     if is_launched() and isinstance(error, RuntimeError) and collective:

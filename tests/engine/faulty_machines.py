@@ -8,7 +8,9 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import reduction, resource_sharer
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -100,7 +102,8 @@ class Machines:
                     return
 
     def dead_workers(self, commands: tuple[str, ...]) -> Iterator[Outcome]:
-        """A process that reads data is killed, as a machine does that runs out of memory."""
+        """A process that reads data is killed, as a machine does that runs out of memory. Its connections close before
+        it has ended, so that the command may stop first, and see its end while it stops."""
         alone, out, fault = self.work / "worker_alone", self.work / "worker", "data worker killed"
         annotate = ["annotate", WORLD, "--shard", 16, "--top", 3, "--model", self.root / "annotator", "--workers", 1]
         segment = ["segment", "segment_small", *SEGMENT, *OFTEN, "--epochs", 2, "--batch", 8, "--micro-batch", 4]
@@ -120,8 +123,9 @@ class Machines:
         for name, (act, sample, told) in ((name, cases[name]) for name in commands):
             succeed(act(alone), self.work)
             resume = act(out, "--resume")
-            said = run(_patched(World, "__getitem__", _kill_worker_at(sample), resume), self.work)
-            yield judge(fault, name, said, ["data worker was killed"], False, {}, {})
+            for what, first in ((fault, _kill_worker_at(sample)), (f"{fault} slowly", _kill_worker_slowly_at(sample))):
+                said = run(_patched(World, "__getitem__", first, resume), self.work)
+                yield judge(what, name, said, ["data worker was killed"], False, {}, {})
             said = run(resume, self.work)
             same = said.code == 0 and told(out) == told(alone)
             yield Outcome(fault, f"then {name} --resume", "survived" if same else "SILENT", said.err)
@@ -285,6 +289,22 @@ def _kill_worker_at(sample: int) -> Callable[..., None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return first
+
+
+def _kill_worker_slowly_at(sample: int) -> Callable[..., None]:
+    def first(world: World, index: int) -> None:
+        if index == sample and world.split == "train" and get_worker_info() is not None:
+            reduction.DupFd = _share_nothing  # type: ignore[assignment]
+            Timer(2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+    return first
+
+
+def _share_nothing(descriptor: int) -> resource_sharer.DupFd:
+    """As of a process whose connections have closed."""
+    shared = resource_sharer.DupFd(descriptor)
+    resource_sharer.stop()
+    return shared
 
 
 def _kill_at_update(update: int) -> Callable[..., None]:
