@@ -3,13 +3,15 @@ line in COMMANDS."""
 
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import NamedTuple
 
-from labelflow.process import ignore_ended_workers, is_launched, print_anything
+from labelflow.process import is_launched, print_anything
 from labelflow.spec import known, printable
 
 
@@ -214,12 +216,18 @@ def _of_lost_process(error: Exception) -> str:
     go_on = "train and annotate continue with --resume"
     lost_connection = isinstance(error, OSError | EOFError) and "torch.multiprocessing.reductions" in _modules(error)
     if lost_connection or str(error).startswith("DataLoader worker"):
-        ignore_ended_workers()
+        _ignore_ended_workers()
         return f"a data worker was killed, perhaps for lack of memory: try fewer --workers; {go_on}"
     collective = type(error).__name__.startswith("Dist") or "gloo" in str(error)
     if is_launched() and isinstance(error, RuntimeError) and collective:
         return f"another of the launched processes has ended, and says why; {go_on}"
     return ""
+
+
+def _ignore_ended_workers() -> None:
+    """Torch would raise the lost one's end again, wherever this process is as it stops."""
+    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _is_of_timm(error: Exception) -> bool:

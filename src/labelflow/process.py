@@ -2,9 +2,7 @@
 
 import io
 import os
-import signal
 import sys
-import threading
 
 
 def is_main_process() -> bool:
@@ -32,9 +30,3 @@ def core_count() -> int:
     """For one of the processes on this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def ignore_ended_workers() -> None:
-    """Once a lost data worker is known: torch would raise its end again, wherever this process is as it stops."""
-    if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
