@@ -134,7 +134,7 @@ def test_verdicts(word: str, tmp_path: Path) -> None:
         ([0.9, 1.1, 1.0, 0.95, 1.05], False, "**holds**"),
         ([0.2, -0.2, 0.1, -0.1, 0.15], False, "**does not hold**"),
         ([0.1, -0.1, 0.0, 0.05, -0.05], True, "**holds**"),  # no worse
-        ([-0.3, -0.31, -0.29, -0.3, -0.32], True, "**holds**"),  # worse, but by less than the margin
+        ([-0.3, -0.31, -0.29, -0.3, -0.32], True, "**holds**, though it is worse"),  # by less than the margin
         ([-1.1, -1.0, -0.9, -1.0, -1.05], True, "**does not hold**"),
         ([-1.0, 1.0, -0.5, 0.5, -2.0], True, "**not decided**"),
     ],

@@ -12,7 +12,7 @@ from labelflow.study.verdicts import LEVEL, Verdict
 HEAD = (
     "claim",
     "what is claimed",
-    "source",
+    "the paper's number",
     "margin",
     "here, 95 % interval",
     "p, corrected",
@@ -22,9 +22,10 @@ HEAD = (
 )
 HOW_TO_READ = f"""\
 Each claim stands for a sum of the cells' numbers (the last column), which is positive if the claim is true: points of
-accuracy or mIoU, or differences of shares. *Here* is its mean over the seeds, with Student's 95 % interval. *p* is that
-of the two-sided t-test; then the same, corrected by Holm's method for all claims under the heading. The first that
-applies is the verdict:
+accuracy or mIoU, or differences of shares. *Here* is its mean over the seeds, with Student's 95 % interval, which is
+about seeds alone: all of them are evaluated on the same images. *p* is that of the two-sided t-test; then the same,
+corrected by Holm's method for all claims under the heading. The *margin* is the gain that the paper reports (of
+several, one of them); where it has none, the plan's. The first that applies is the verdict:
 
 | verdict | when |
 | --- | --- |
@@ -32,9 +33,9 @@ applies is the verdict:
 | **does not hold** | the interval (not corrected) lies below the margin: a gain as large as that is ruled out |
 | **not decided** | neither: too few seeds, or they differ too much, to tell |
 
-A margin with ≥ belongs to "at least as good": such a claim holds if, by the same test, the mean is above minus the
-margin, and does not hold if the interval lies below 0. Claims that wait for their seeds count as p = 1: until all are
-there, a corrected p may fall, and *not decided* become *holds*."""
+A margin with ≥ belongs to "at least as good", which means: worse by no more than the margin. Such a claim holds if, by
+the same test, the mean is above minus the margin, and does not hold if the interval lies below 0. Claims that wait for
+their seeds count as p = 1: until all are there, a corrected p may fall, and *not decided* become *holds*."""
 
 
 def row(verdict: Verdict) -> list[str]:
@@ -43,8 +44,8 @@ def row(verdict: Verdict) -> list[str]:
     p, word, seeds = "", "waiting for seeds", f"{len(verdict.values)} of {verdict.planned}"
     if found is not None and verdict.complete:
         p, word, seeds = f"{_p(verdict.p)}, {_p(verdict.corrected)}", f"**{verdict.word}**", f"{verdict.planned}"
-        if verdict.word == "holds" and not claim.at_least and found.high < claim.margin:
-            word += ", by less than the margin"
+        if verdict.word == "holds" and found.high < (0 if claim.at_least else claim.margin):
+            word += ", though it is worse" if claim.at_least else ", by less than the margin"
     margin = f"≥ -{claim.margin:g}" if claim.at_least else f"{claim.margin:g}"
     return [
         f"`{claim.name}`",
@@ -75,7 +76,7 @@ def _p(value: float) -> str:
 
 
 def markdown(plan: Plan, verdicts: Sequence[Verdict], results: Sequence[Result]) -> str:
-    """Of all claims, a table for each paper; and of what was run."""
+    """Of all claims, a table for each heading; and of what was run."""
     parts = [HOW_TO_READ]
     for paper in dict.fromkeys(verdict.claim.paper for verdict in verdicts):
         lines = [HEAD, ["---"] * len(HEAD), *(row(one) for one in verdicts if one.claim.paper == paper)]

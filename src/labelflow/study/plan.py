@@ -30,7 +30,7 @@ from labelflow.recipes.methods import Method, find_method
 from labelflow.spec import known
 from labelflow.study.measures import MEASURES
 
-ACCURACIES = ("top1", "top5", "balanced", "map", "macro_f1", "micro_f1", "loss")  # what evaluations give
+EVALUATED = ("top1", "top5", "balanced", "map", "macro_f1", "micro_f1", "loss")  # also as ema_top1 and so on
 TERM = re.compile(r"\s*([+-]?)\s*(\w+)\.(\w+)(?::(\w+))?\s*")
 
 
@@ -194,6 +194,7 @@ def _check(claim: Claim, plan: Plan) -> None:
         if experiment.pilot:
             raise ValueError(f"claims.{claim.name} uses {experiment.name}, which is a pilot")
         measured = [metric for measure in experiment.measures for metric in MEASURES[measure].metrics]
-        known(term.metric.removeprefix("ema_"), [*ACCURACIES, *measured], f"metric of {experiment.name}")
+        if term.metric.removeprefix("ema_") not in EVALUATED:
+            known(term.metric, [*EVALUATED, *measured], f"metric of {experiment.name}")
     if not plan.seeds(claim):
         raise ValueError(f"claims.{claim.name}: its experiments share no seed")

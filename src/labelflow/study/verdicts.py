@@ -31,7 +31,7 @@ class Verdict:
     planned: int  # seeds
     difference: Difference | None  # None: no seed has been run
     p: float  # 1 where not all seeds have been run
-    corrected: float  # the same, for all claims of the paper
+    corrected: float  # p by Holm's method, over the claims of its paper
 
     @property
     def complete(self) -> bool:
