@@ -86,6 +86,7 @@ FAMILIES: dict[str, tuple[str | Callable[..., nn.Module], dict, tuple[int, int]]
     "cspnet, darknet": (cspnet, {"name": "cspdarknet53"}, (64, 96)),
     "cspnet, three": (cspnet, {"name": "cs3se_edgenet_x"}, (64, 96)),
     "cspnet, not crossed": (narrow, {"name": "darknet53"}, (64, 96)),
+    "cspnext": ("cspnext_tiny", {"channels": (16, 24, 32, 48), "depths": (1, 2, 1, 1), "num_classes": 5}, (64, 96)),
     "dla": (narrow, {"name": "dla34"}, (64, 96)),
     "dla, grouped": (narrow, {"name": "dla46x_c"}, (64, 96)),
     "dla, scales": ("dla60_res2net", {"channels": (8, 8, 16, 16, 32, 32), "num_classes": 5}, (64, 96)),
@@ -142,6 +143,7 @@ SOME = ["resnet"]
 # Where a convolution with a stride stands between blocks, and aggregates
 STEMS: dict[str, tuple[str, ...]] = {
     "CspNet": ("stem.*",),
+    "CspNext": ("stem.*", "stages.*.0.conv"),
     "DLA": ("base_layer.*", "level0.*", "level1.*"),
     "DPN": (),
     "GhostNet": ("conv_stem",),

@@ -29,6 +29,7 @@ CHAINS = {
     ),
     "byobnet": ("", "BasicBlock BottleneckBlock DarkBlock EdgeBlock RepVggBlock MobileOneBlock SelfAttnBlock"),
     "cspnet": ("CspNet", "CrossStage CrossStage3 DarkStage"),
+    "cspnext": ("CspNext", "CspNextLayer SPPBottleneck"),
     "densenet": ("DenseNet", "DenseBlock"),
     "dla": ("DLA", "DlaBasic DlaBottleneck DlaBottle2neck DlaTree"),
     "efficientnet": ("EfficientNet", ""),
