@@ -105,7 +105,7 @@ def curve(axes: Axes, mix: lf.Mix, layers: list[lf.Layer], arrived: float) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deit_tiny_patch16_224", help="a timm DeiT, ViT, Swin or PVT")
+    parser.add_argument("--model", default="deit_tiny_patch16_224", help="a timm model that labels can follow")
     parser.add_argument("--pretrained", action="store_true", help="download trained weights")
     parser.add_argument("--images", nargs=2, type=Path, help="two photographs")
     parser.add_argument("--seed", type=int, default=4, help="another box")

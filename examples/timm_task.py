@@ -26,7 +26,7 @@ from labelflow.data import World
 try:
     from timm.task import TrainingTask
 except ImportError:
-    raise ImportError("timm's training tasks are missing: pip install 'timm>=1.0.27'") from None
+    raise ImportError("timm's training tasks are missing: pip install 'timm>=1.0.31'") from None
 
 
 class TLAlignTask(TrainingTask):

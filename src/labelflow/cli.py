@@ -178,13 +178,14 @@ def _call(prog: str, commands: Mapping[str, Command | dict[str, Command]], args:
         parse_arguments(function, rest, prog, description=command.about)()
     elif rest and not rest[0].startswith("-"):
         resolve_name(f"labelflow.commands.{command.place}")(rest[0], rest[1:])
-    elif not rest or rest[0] in ("-h", "--help"):
-        how = f"{prog} {command.first}"
-        print(f"usage: {how} [settings]\n\n{command.about}\n")
-        print(f"labelflow list shows the recipes,\n{how} --help the settings.")
     else:
-        first = "run or model" if "RUN" in command.first else "recipe"
-        raise ValueError(f"name the {first} first: {prog} {command.first} [settings]; labelflow list shows the recipes")
+        of_run = "RUN" in command.first
+        recipes = "" if of_run else "; labelflow list shows the recipes"
+        if rest and rest[0] not in ("-h", "--help"):
+            first = "run or model" if of_run else "recipe"
+            raise ValueError(f"name the {first} first: {prog} {command.first} [settings]{recipes}")
+        how = f"{prog} {command.first}"
+        print(f"usage: {how} [settings]\n\n{command.about}\n\n{how} --help shows the settings{recipes}")
 
 
 def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -> str:

@@ -52,7 +52,7 @@ class Predict:
     workers: int = -1
     """Processes that read images; -1: one for each core, at most 8."""
     skip_unreadable: int = 0
-    """Leave out up to so many unreadable images instead of stopping."""
+    """Leave out up to this many unreadable images instead of stopping."""
 
     def __post_init__(self) -> None:
         for name, least in (("top", 1), ("batch", 1), ("workers", -1), ("skip_unreadable", 0)):

@@ -104,7 +104,7 @@ class Data:
     """Per-channel standard deviation, which is divided by."""
 
     workers: int = -1
-    """Processes that read images, on each machine's process; -1: as many as there are cores for them, at most 8."""
+    """Processes that read images, for each training process; -1: as many as there are cores for them, at most 8."""
     skip_unreadable: int = 0
     """Skip and report up to this many unreadable images; one more stops the run."""
     hash_data: bool = False

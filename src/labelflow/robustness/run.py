@@ -40,7 +40,7 @@ class Robust:
     image_size: int = 0
     """Evaluate all models at this size; 0: the size of each model's preprocessing."""
     samples: int = 0
-    """Evaluate a random sample of so many images of each data set; 0: all."""
+    """Evaluate a random sample of this many images of each data set; 0: all."""
     seed: int = 0
     """Of samples, corruptions, occlusion, shuffling and attacks."""
     batch: int = 0
@@ -50,7 +50,7 @@ class Robust:
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision; attacks always run in float32."""
     skip_unreadable: int = 0
-    """Leave out up to so many unreadable images instead of stopping."""
+    """Leave out up to this many unreadable images instead of stopping."""
     root: str = ""
     """Where torchvision and Hugging Face store their files. Default: that of the runs, or data."""
     settings: Annotated[Settings, OmitArgPrefixes, arg(name="")] = field(default_factory=Settings)

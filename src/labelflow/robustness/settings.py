@@ -35,7 +35,7 @@ class CorruptionSettings:
     corruptions: tuple[str, ...] = ()
     """Names of corruptions; default: the 15 of ImageNet-C."""
     extra_corruptions: bool = False
-    """Also the four extra ones: speckle_noise, gaussian_blur, spatter, saturate. Means leave them out."""
+    """Also the four extra ones: speckle_noise, gaussian_blur, spatter, saturate. Means are without them."""
     style: Literal["imagecorruptions", "imagenet_c"] = "imagecorruptions"
     """As in the package imagecorruptions, for images of any size; or as in ImageNet-C's files, for 224 pixels."""
     frost: str = ""
@@ -88,7 +88,7 @@ class OcclusionSettings:
     occlusion_grid: int = 14
     """Rows and columns of cells, of which 10 to 90 % are occluded; the image size occludes single pixels."""
     occlusion_shift: int = 0
-    """Shifts the cells by so many pixels to the right and down, off the grid of a model's patches."""
+    """Shifts the cells by this many pixels to the right and down, off the grid of a model's patches."""
     salient: str = ""
     """A run of a ViT, or a timm ViT such as vit_small_patch16_224.dino: the cells that get most of its attention are
     occluded, or all others."""
