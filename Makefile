@@ -8,6 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without caches, every command imports for te
 quickstart: .venv/installed  ## the first run: a small ViT with TL-Align on the sample world, a few minutes
 	@echo "Training a small ViT with TL-Align on the sample world: a few minutes on two cores ..."
 	@$(BIN)/labelflow train quickstart --resume
+	@echo "labelflow is in .venv: source .venv/bin/activate"
 
 # One process more than there are cores, as some tests wait for others.
 PYTEST := -m pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal

@@ -88,6 +88,17 @@ for line in {AT_ONCE}:
     assert not [(line, heavy) for line, _, heavy in answers if heavy]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pipes end otherwise")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_error(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command, environment = [sys.executable, "-m", "labelflow", "--help"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("how", ["--debug", "LABELFLOW_DEBUG"])
 def test_a_traceback_can_be_asked_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "LABELFLOW_DEBUG":

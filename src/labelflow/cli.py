@@ -152,10 +152,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = DEBUG in args or os.environ.get("LABELFLOW_DEBUG", "0") not in ("", "0")
     try:
         _call("labelflow", COMMANDS, [arg for arg in args if arg != DEBUG])
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("labelflow: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            return 1
         if debug or not (message := _message(error)):
             raise
         print(f"labelflow: {message}", file=sys.stderr)
@@ -196,6 +199,16 @@ def _overview(prog: str, commands: Mapping[str, Command | dict[str, Command]]) -
     head = f"usage: {prog} COMMAND …\n\nLabels that follow tokens: TL-Align and Token Labeling.\n"
     debug = f"{DEBUG}, anywhere, or LABELFLOW_DEBUG=1 shows the traceback of an error."
     return "\n".join([head, *lines, "", f"{prog} COMMAND --help shows its options.", debug])
+
+
+def _has_no_reader() -> bool:
+    """Whether what is printed goes to a program that has ended, as head does after ten lines."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        return True
+    return False
 
 
 def _message(error: Exception) -> str:
