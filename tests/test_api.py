@@ -8,10 +8,12 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from PIL import Image
 
 import labelflow as lf
 from labelflow.api import TrainedRun
 from labelflow.cli import main
+from labelflow.data.outputs import check_output
 from labelflow.engine import Interrupted
 from labelflow.recipes import find
 
@@ -90,7 +92,7 @@ def test_comparing(folder: Path) -> None:
     assert table.loc["tl_align", "difference"] == pytest.approx(mean - table.loc["cutmix", "top1"])
     assert "tl_align" in made._repr_html_()
     times = {path: path.stat().st_mtime_ns for path in made.folder.glob("runs/*/metrics.jsonl")}
-    assert lf.compare("quickstart", ["cutmix", "tl_align"], **chosen).records == made.records
+    assert lf.compare("quickstart", ["cutmix", "tl_align"], **{**chosen, "seeds": range(2)}).records == made.records
     assert times == {path: path.stat().st_mtime_ns for path in made.folder.glob("runs/*/metrics.jsonl")}
 
 
@@ -111,6 +113,37 @@ def test_settings_of_a_suite_need_no_prefix(folder: Path, run: TrainedRun) -> No
     )
     assert found.options.settings.attack.attacks == ("fgsm",)
     assert any("fgsm" in row["metric"].lower() for row in found.records)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_written_may_not_become_images(
+    run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, divided: bool
+) -> None:
+    images = [tmp_path / "photos" / split for split in (("train", "val") if divided else ("",))]
+    for place in images:
+        for number, name in enumerate(("cat", "dog")):
+            (place / name).mkdir(parents=True)
+            Image.new("RGB", (32, 32), (100 * number, 0, 0)).save(place / name / "0.png")
+    monkeypatch.chdir(images[-1])
+    before = sorted(tmp_path.rglob("*"))
+    for write in (
+        lambda out: lf.train("quickstart", data=tmp_path / "photos", out=out, **TINY),
+        lambda out: lf.compare("quickstart", data=tmp_path / "photos", out=out, speed_rounds=0, **TINY),
+        lambda out: lf.annotate(tmp_path / "photos", run.folder, out),
+    ):
+        with pytest.raises(ValueError, match=rf"^made lies within the images .* try --out {tmp_path / 'made'}$"):
+            write("made")
+    assert sorted(tmp_path.rglob("*")) == before
+    if divided:  # beside the two
+        check_output(str(tmp_path / "photos"), tmp_path / "photos" / "made")
+    check_output("world", tmp_path)
+    check_output(str(tmp_path / "labels.csv"), tmp_path)
+
+
+def test_a_run_is_not_trained_further_on_other_colours(run: TrainedRun, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="was trained with another mean or std: use --mean"):
+        lf.train("quickstart", data=WORLD, out=tmp_path / "run", init=run.folder, mean=(0.5, 0.5, 0.5), **TINY)
+    assert not (tmp_path / "run").exists()
 
 
 def test_annotating(folder: Path, run: TrainedRun) -> None:

@@ -109,6 +109,7 @@ def compare(
     own = {name: settings.pop(name) for name in of_comparison if name in settings}
     name, chosen = _recipe("", recipe, data, settings)
     start = Compare(("cutmix", "tl_align"), chosen, Path(out or Path("compare") / name))
+    seeds = list(seeds) if isinstance(seeds, range) else seeds
     made = run_comparison(name, change(start, methods=methods, seeds=seeds, **own), quiet)
     if made.failed:
         raise ValueError(made.failures)

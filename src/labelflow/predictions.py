@@ -129,6 +129,9 @@ class LabelPredictions(Predictions):
     file,labels,probabilities
     a.jpg,cat;dog,0.9;0.6
     b.jpg,,
+    >>> LabelPredictions([Prediction("a.jpg", [("cat;dog", 0.9)])]).to_csv()
+    Traceback (most recent call last):
+    ValueError: the class 'cat;dog' has a ; in its name, which separates labels: write .jsonl instead
     """
 
     head = ("file", "labels")
@@ -149,6 +152,8 @@ class LabelPredictions(Predictions):
     @property
     def records(self) -> list[dict[str, Any]]:
         """The rows of `to_csv`, which `labelflow train --data` reads: labels and probabilities, separated by ;"""
+        if mixed := next((label for row in self for label in row.labels if ";" in label), ""):
+            raise ValueError(f"the class {mixed!r} has a ; in its name, which separates labels: write .jsonl instead")
         return [
             {
                 "file": row.file,

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from labelflow.analysis.drawn import LINE, WIDTH, beside, colour, draw_objects, draw_segments
+from labelflow.analysis.drawn import HEIGHT, LINE, WIDTH, beside, colour, draw_objects, draw_segments
 
 NAMES = [f"class {number}" for number in range(20)]
 
@@ -50,6 +50,28 @@ def test_a_small_image_is_enlarged_and_its_classes_with_it() -> None:
     black = torch.zeros(3)
     assert (found[:, : WIDTH // 2] - blended(black, 0, 0.6)).abs().max() <= 1
     assert (found[:, WIDTH // 2 :] - blended(black, 1, 0.6)).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("size", "drawn"), [((2, 1500), (5, HEIGHT)), ((3, 900), (14, HEIGHT)), ((2, 5000), (2, 5000))]
+)
+def test_a_narrow_image_stays_low_enough_for_a_jpeg(size: tuple[int, int], drawn: tuple[int, int]) -> None:
+    width, height = size
+    classes = torch.zeros(height, width, dtype=torch.long)
+    classes[height // 2 :] = 1
+    picture = draw_segments(Image.new("RGB", size), classes, NAMES, legend=False)
+    assert picture.size == drawn
+    found, half = pixels(picture), drawn[1] // 2
+    assert (found[: half - 2] - blended(torch.zeros(3), 0, 0.6)).abs().max() <= 1
+    assert (found[half + 2 :] - blended(torch.zeros(3), 1, 0.6)).abs().max() <= 1
+
+
+def test_boxes_are_where_they_should_be_in_a_narrow_image() -> None:
+    """Across it is enlarged by 5 / 2, down by 4096 / 1500."""
+    seen = objects([0.0, 300, 2, 1200], labels=[4], size=(1500, 2))
+    found = pixels(draw_objects(Image.new("RGB", (2, 1500)), seen, NAMES))
+    rows = (found == torch.tensor(colour(4))).all(-1).any(1).nonzero()
+    assert (int(rows.min()), int(rows.max())) == pytest.approx((300 * HEIGHT / 1500, 1200 * HEIGHT / 1500), abs=3)
 
 
 def test_an_image_without_classes_and_one_in_grey() -> None:

@@ -170,3 +170,16 @@ def test_bad_input_leaves_nothing(
         lf.check_data("photos", quiet=True, **settings)
     assert sorted(os.listdir(tmp_path)) == ["file", "photos"]
     assert sorted(os.listdir(photos)) == ["train", "val"]
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_files_that_training_does_not_read(photos: Path, tmp_path: Path, divided: bool) -> None:
+    root = photos if divided else photos / "train"
+    for name in ("a.HEIC", "b.heic", "c.jfif", ".hidden.heic", "notes.txt"):
+        (photos / "train" / "cat" / name).write_bytes(b"anything")
+    found = lf.check_data(root, out=tmp_path / "out", quiet=True)
+    assert [(one.file, one.detail) for one in found.problems if one.problem == "unknown extension"] == [
+        (str(photos / "train"), "not read: 2 × .heic"),
+        (str(photos / "train"), "not read: 1 × .jfif"),
+    ]
+    assert found.passed

@@ -119,6 +119,29 @@ def test_colour_modes(tmp_path: Path, mode: str) -> None:
         assert np.abs(np.asarray(image).mean((0, 1)) - (200, 55, 40)).max() < 25
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "grey"),
+    [
+        (255, np.uint16, 0),  # dark, though 255 would be white in eight bits
+        (256, np.uint16, 1),
+        (65535, np.uint16, 255),
+        (0.0, np.float32, 0),
+        (0.5, np.float32, 128),
+        (1.0, np.float32, 255),
+    ],
+)
+def test_deep_images_keep_their_brightness(tmp_path: Path, value: float, kind: type, grey: int) -> None:
+    Image.fromarray(np.full((4, 4), value, kind)).save(tmp_path / "deep.tif")
+    assert np.unique(np.asarray(read(tmp_path / "deep.tif"))).tolist() == [grey]
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5, 200.0, np.nan])
+def test_floats_that_are_not_from_0_to_1_are_refused(tmp_path: Path, value: float) -> None:
+    Image.fromarray(np.full((4, 4), value, np.float32)).save(tmp_path / "deep.tif")
+    with pytest.raises(ValueError, match="should be from 0 to 1"):
+        read(tmp_path / "deep.tif")
+
+
 def test_exif_turns_an_image(tmp_path: Path) -> None:
     image = Image.new("RGB", (24, 12))
     exif = image.getexif()

@@ -189,6 +189,16 @@ def test_torchvision_s_cars(tmp_path: Path) -> None:
     assert [source.load(index)[1] for index in range(4)] == [0, 1, 0, 1]
 
 
+def test_a_folder_that_is_called_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    open_source(Data(source="world"), "train", said.append)
+    assert not said
+    (tmp_path / "world").mkdir()
+    open_source(Data(source="world"), "train", said.append)
+    assert said == ["world is the sample world here; for the folder of that name: --data ./world"]
+
+
 def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="did you mean cifar10"):
         open_source(Data(source="torch/cifar11"), "train")

@@ -190,6 +190,10 @@ WRONG = {
     "no rows": ([("image", "label")], r"labels\.csv is empty: it has no rows"),
     "nothing at all": ([], r"labels\.csv is empty: it has no header"),
     "a ragged row": ([("image", "label"), ("0.png", "a", "b")], r"row 1 of .* has 3 cells, but there are 2 columns"),
+    "one name for two columns": (
+        [("image", "label", "label"), ("0.png", "a", "b")],
+        r"labels\.csv has several columns called label; give each its own name",
+    ),
     "no path": ([("image", "label"), ("", "a")], r"row 1 of .* has nothing in the column image"),
     "no class": ([("image", "label"), ("0.png", "a"), ("1.png", " ")], r"row 2 of .* should have one class"),
     "twice": (

@@ -107,10 +107,14 @@ def test_an_image_is_drawn_once_while_there_is_room(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("key", "wrong"), [("length", 0), ("size", 15), ("size", (64, 8)), ("seed", -1), ("objects", 5)]
+    ("key", "wrong"),
+    [
+        *[("length", 0), ("size", 15), ("size", (64, 8)), ("seed", -1), ("objects", 5)],
+        *[("length", 16.5), ("length", "x"), ("size", "x"), ("seed", 0.5), ("objects", "a"), ("scale", "a")],
+    ],
 )
 def test_wrong_arguments_are_told_what_is_right(key: str, wrong: object) -> None:
-    with pytest.raises(ValueError, match=rf"^{key}.* must be (at least )?\d.*, not {re.escape(str(wrong))}"):
+    with pytest.raises(ValueError, match=rf"^{key}.* must (be|lie) .*\d.*, not {re.escape(repr(wrong))}"):
         World(**{"split": "train", "length": 10, key: wrong})
     with pytest.raises(ValueError, match="train, val, test, not 'valid'"):
         World("valid", 10)

@@ -177,6 +177,9 @@ def test_betas() -> None:
     ("settings", "message"),
     [
         ({"optimizer": "adamv"}, "no optimizer 'adamv'; did you mean"),
+        ({"optimizer": "adahessian"}, "the optimizer adahessian needs second derivatives"),
+        ({"optimizer": "adafactorbv"}, "the optimizer adafactorbv cannot be saved in checkpoints"),
+        ({"optimizer": "cadafactorbvc"}, "the optimizer cadafactorbvc cannot be saved"),
         ({"optimizer": "sgd", "betas": (0.9, 0.95)}, "the optimizer sgd has no betas: omit --betas"),
         ({"betas": (0.9, 0.95, 0.99)}, "the optimizer adamw has 2 betas, not 3: --betas 0.9 0.95 0.99"),
     ],

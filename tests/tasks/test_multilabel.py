@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from labelflow.formats.card import model_card
 from labelflow.formats.exported import export
 from labelflow.formats.metadata import metadata
 from labelflow.predictions import LabelPredictions
+from labelflow.study.measures import occlusion
 from labelflow.tasks import Recipe, train_run
 from labelflow.tasks.multilabel import MultiLabel, average_precision
 from labelflow.tasks.recipe import headline_of
@@ -205,6 +207,12 @@ class TestRun:
         assert run.unit == "% mAP"
         assert headline_of(Run(run.folder)) == "map"
         assert run.reached(run.best) == max(line["map"] for line in run.records if line["kind"] == "eval") > 95
+
+    def test_a_study_measures_its_map(self, run: api.TrainedRun, tmp_path: Path) -> None:
+        shutil.copytree(run.folder, tmp_path / "run")
+        measured = occlusion(tmp_path / "run")
+        assert measured.keys() == {"occluded_map"}
+        assert 0 < measured["occluded_map"] <= 100
 
     def test_predictions_are_labels_above_a_threshold(self, run: api.TrainedRun, table: Path, tmp_path: Path) -> None:
         classifier = load(run.folder)

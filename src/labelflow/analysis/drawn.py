@@ -17,6 +17,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from labelflow.tasks.segment.metrics import VOID
 
 WIDTH, LINE = 384, 22  # of a picture, at least, and the height of a line of text, in pixels
+HEIGHT = 4096  # no picture is enlarged beyond it: a narrow one would take gigabytes, or be too high for a JPEG
 FONT = ImageFont.load_default(15)
 Colour = tuple[int, int, int]
 Name = TypeVar("Name", bound=Hashable)
@@ -57,7 +58,8 @@ def draw_objects(image: Image.Image, found: dict[str, Tensor], names: Sequence[s
     told = [names[label] for label in labels]
     if "scores" in found:
         told = [f"{name} {100 * score:.0f} %" for name, score in zip(told, found["scores"].tolist(), strict=True)]
-    boxes = found["boxes"] * (picture.width / image.width)
+    across, down = picture.width / image.width, picture.height / image.height
+    boxes = found["boxes"] * found["boxes"].new_tensor([across, down, across, down])
     pixels = draw_bounding_boxes(pixels, boxes, colors=colours, width=2)
     drawn = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     for box, text, own in zip(boxes.tolist(), told, colours, strict=True):
@@ -105,10 +107,11 @@ def fitting(text: str, width: float) -> str:
 
 
 def _enlarged(image: Image.Image) -> tuple[Image.Image, Tensor]:
-    """Wide enough to write on; and its pixels, (3, H, W) uint8."""
+    """Wide enough to write on, unless that makes it too high; and its pixels, (3, H, W) uint8."""
     image = image.convert("RGB")
-    if image.width < WIDTH:
-        image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.BICUBIC)
+    scale = min(WIDTH / image.width, HEIGHT / image.height)
+    if scale > 1:
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
     return image, torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 

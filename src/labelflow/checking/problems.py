@@ -4,6 +4,7 @@ Shapes: N files.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ DUPLICATES = SEVERAL_CLASSES, LEAK, DUPLICATE = "in several classes", "in train 
 TINY, HUGE, WRONG_EXTENSION = "tiny", "huge", "wrong extension"
 NO_SPLIT, NO_CLASSES, EMPTY_CLASS = "train or val missing", "no class folders", "empty class"
 NOT_IN_TRAIN, NOT_IN_VAL, NOT_UTF8 = "class not in train", "class not in val", "name not UTF-8"
+UNKNOWN_EXTENSION = "unknown extension"
 
 
 class Kind(NamedTuple):
@@ -46,7 +48,9 @@ KINDS = {
     TINY: Kind("warning", "A side is shorter than --min-side."),
     HUGE: Kind("warning", "More than --max-megapixels, which are slow to read in every epoch."),
     WRONG_EXTENSION: Kind("warning", "The contents have another format than the name says; training reads it anyway."),
+    UNKNOWN_EXTENSION: Kind("warning", "Images by their names, which training does not read: convert or rename them."),
 }
+UNREAD = frozenset({".avif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl", ".tga"})  # other images
 FORMATS = {  # that an extension stands for, in PIL's words; an MPO is a JPEG with more of them behind it
     **dict.fromkeys((".jpg", ".jpeg"), ("JPEG", "MPO")),
     **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
@@ -72,6 +76,7 @@ def find_problems(listing: Listing, files: Files, min_side: int, max_megapixels:
         *_wrong_extensions(listing, files.rows),
         *_splits(listing),
         *_classes(listing),
+        *_unknown_extensions(listing),
     ]
     order = {kind: place for place, kind in enumerate(KINDS)}
     return sorted(found, key=lambda problem: order[problem.problem])
@@ -125,6 +130,14 @@ def _wrong_extensions(listing: Listing, rows: ndarray) -> Iterator[Finding]:
         extension = os.path.splitext(path)[1]
         if is_readable and format.decode() not in FORMATS[extension.lower()]:
             yield Finding(path, WRONG_EXTENSION, f"a {format.decode()} file")
+
+
+def _unknown_extensions(listing: Listing) -> Iterator[Finding]:
+    for folder in listing.splits.values():
+        names = (name for _, _, found in os.walk(folder) for name in found if not name.startswith("."))
+        counts = Counter(os.path.splitext(name)[1].lower() for name in names)
+        for extension in sorted(counts.keys() & UNREAD):
+            yield Finding(str(folder), UNKNOWN_EXTENSION, f"not read: {counts[extension]} × {extension}")
 
 
 def _splits(listing: Listing) -> Iterator[Finding]:

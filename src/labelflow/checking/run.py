@@ -4,7 +4,6 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from labelflow.checking.files import examine_all
@@ -13,6 +12,7 @@ from labelflow.checking.page import make_page
 from labelflow.checking.problems import Finding, find_problems
 from labelflow.checking.summary import Summary, summarise
 from labelflow.data.checked import CheckedFiles
+from labelflow.data.outputs import check_outside
 from labelflow.files import atomic_write
 from labelflow.html import Page, save
 from labelflow.process import core_count
@@ -91,11 +91,9 @@ def _report_folder(root: Path | str, out: Path | str | None) -> Path:
     images = Path(root).resolve()
     beside = images.parent / "checks" / images.name
     folder = Path(out or Path("checks") / images.name)
-    if folder.resolve().is_relative_to(images):
-        if out:
-            raise ValueError(
-                f"{folder} lies within the images and would become a part of them; try --out {quote(str(beside))}"
-            )
+    if out:
+        check_outside(folder, images, beside)
+    elif folder.resolve().is_relative_to(images):
         folder = beside
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; choose another --out")

@@ -30,6 +30,8 @@ def annotate(data: Positional[str], options: Annotated[Annotate, OmitArgPrefixes
         labels, images = quote(str(options.out)), quote(data) + _where(options)
         split = " --split val" if options.split == "val" else ""
         print(f"  look at them   labelflow labels draw {labels} {images}{split}")
+        if options.split == "val":  # training takes labels of what it trains on
+            return
         recipe = "small_lvvit"
         if store.manifest.several:  # of which each covers a part of the image only
             recipe = """small_vit_multilabel --target "token_label(image_label='given')\""""

@@ -18,6 +18,7 @@ from labelflow.comparison.runner import run_cells
 from labelflow.comparison.settings import Compare
 from labelflow.comparison.speed import measure_speeds
 from labelflow.comparison.statistics import Row, rows
+from labelflow.data.outputs import check_output
 from labelflow.engine.lock import one_writer
 from labelflow.engine.progress import Counted, Shown, duration
 from labelflow.files import atomic_write, read_sealed, write_sealed
@@ -70,6 +71,7 @@ class Comparison(Page):
 
 def run_comparison(name: str, options: Compare, quiet: bool = False) -> Comparison:
     """Train what is missing, and write the table, the plot and the page."""
+    check_output(options.recipe.data.source, options.out)
     alone = not (options.join or options.table_only)
     with one_writer(options.out, "help it with --join") if alone else nullcontext("") as warning:
         if warning and is_main_process() and not quiet:

@@ -27,17 +27,24 @@ def read_or_refuse(path: Path | str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Grey, palette, CMYK, 16-bit and transparent (on white) images in RGB, turned as their EXIF data says."""
+    """Grey, palette, CMYK, 16-bit, float and transparent (on white) images in RGB, turned as their EXIF data says."""
     image.load()
     if orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # PIL would clip, not scale
-        grey = np.asarray(image, dtype=np.float32)
-        image = Image.fromarray((grey / (256 if grey.max(initial=0) > 255 else 1)).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray(_to_bytes(np.asarray(image)))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+
+
+def _to_bytes(grey: "np.ndarray") -> "np.ndarray":
+    """Of 16 bits, or of floats from 0 to 1: by what the format can hold, so that a dark image stays dark."""
+    white = 1 if grey.dtype.kind == "f" else 65535
+    if not (grey.min() >= 0 and grey.max() <= white):
+        raise ValueError(f"it has values from {grey.min():g} to {grey.max():g}, which should be from 0 to {white}")
+    return (grey * 255.0).round().astype(np.uint8) if white == 1 else (grey // 256).astype(np.uint8)
 
 
 def is_on_its_side(image: Image.Image) -> bool:

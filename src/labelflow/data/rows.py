@@ -161,6 +161,8 @@ def _read_csv(path: Path) -> tuple[list[str], Read]:
         raise ValueError(f"{path} is empty: it has no header")
 
     def read(names: list[str]) -> Iterator[Values]:
+        if again := next((name for name in names if header.count(name) > 1), ""):
+            raise ValueError(f"{path} has several columns called {again}; give each its own name")
         places = [header.index(name) for name in names]
         try:
             with open(path, newline="", encoding="utf-8-sig") as file:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,8 @@ def _world(name: str, data: Data, split: str, tell: Tell) -> Source:
         raise ValueError(
             f"the sample world takes train, val, seed, objects and scale, not {', '.join(sorted(unknown))}"
         )
+    if split == "train" and Path(data.source).is_dir():
+        tell(f"{data.source} is the sample world here; for the folder of that name: --data ./{data.source}")
     size = round(data.image_size / data.test_crop)
     drawn = {name: value for name, value in given.items() if name not in lengths}
     return World(split, given.get(split, lengths[split]), size, **drawn)

@@ -124,8 +124,8 @@ class World:
     def __init__(
         self, split: str, length: int, size: Size = 64, seed: int = 0, objects: int = 1, scale: float = 1.0
     ) -> None:
-        if length < 1:
-            raise ValueError(f"length, the number of scenes, must be at least 1, not {length}")
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"length, the number of scenes, must be a whole number, at least 1, not {length!r}")
         _check(seed, split, size, objects, scale)
         self.split, self.length, self.size, self.seed = split, length, size, seed
         self.objects, self.scale = objects, scale
@@ -164,17 +164,17 @@ class World:
 
 def _check(seed: int, split: str, size: Size, objects: int, scale: float) -> tuple[int, int]:
     """H, W"""
-    height, width = (size, size) if isinstance(size, int) else size
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, not {seed}")
+    height, width = size if isinstance(size, tuple) else (size, size)
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be a whole number, at least 0, not {seed!r}")
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if min(height, width) < 16:
-        raise ValueError(f"size, in pixels, must be at least 16, not {size}")
-    if not 1 <= objects <= 4:
-        raise ValueError(f"objects, how many a scene shows, must be 1 to 4, not {objects}")
-    if not 0.25 <= scale <= 1.25:
-        raise ValueError(f"scale, of the objects, must lie between 0.25 and 1.25, not {scale}")
+    if not all(isinstance(side, int) and side >= 16 for side in (height, width)):
+        raise ValueError(f"size, in pixels, must be a whole number, at least 16, not {size!r}")
+    if objects not in (1, 2, 3, 4):
+        raise ValueError(f"objects, how many a scene shows, must be 1 to 4, not {objects!r}")
+    if not isinstance(scale, int | float) or not 0.25 <= scale <= 1.25:
+        raise ValueError(f"scale, of the objects, must lie between 0.25 and 1.25, not {scale!r}")
     return height, width
 
 

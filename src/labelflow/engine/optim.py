@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
+from timm.optim import AdafactorBigVision, create_optimizer_v2, get_optimizer_class, get_optimizer_info, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -22,6 +22,10 @@ def check_optimizer(training: Training) -> None:
     name, count = training.optimizer, len(training.betas)
     known(name, list_optimizers(), "optimizer")
     info = get_optimizer_info(name)
+    if info.second_order:
+        raise ValueError(f"the optimizer {name} needs second derivatives, which are not computed; choose another")
+    if get_optimizer_class(name, bind_defaults=False) is AdafactorBigVision:  # its state holds a dtype
+        raise ValueError(f"the optimizer {name} cannot be saved in checkpoints; choose another, such as adafactor")
     if count and not info.has_betas:
         raise ValueError(f"the optimizer {name} has no betas: omit --betas")
     if count and count != info.num_betas:

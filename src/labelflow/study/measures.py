@@ -21,6 +21,7 @@ Metrics = dict[str, float]
 IMAGES, PAIRS, SAMPLES = 512, 512, 1000
 SCENES = "world(train=1024, val=1000, objects=2)"  # of segmentation
 PETS = "data/pets"
+ACCURACIES = {"top-1": "top1", "mAP": "map"}
 NAMES = {"CutMix": "cutmix", "TransMix": "transmix", "TL-Align": "tl_align"}
 
 
@@ -49,12 +50,12 @@ def truth(run: Path) -> Metrics:
 
 def occlusion(run: Path) -> Metrics:
     """Mean accuracy with 10 to 90 % of the cells occluded."""
-    return {"occluded_top1": _robust(run, "occlusion", "mean top-1, 10 to 90 % occluded")}
+    return _robust(run, "occlusion", "occluded", "mean {}, 10 to 90 % occluded")
 
 
 def corruptions(run: Path) -> Metrics:
     """Accuracy, the mean over the 15 corruptions of ImageNet-C and their severities (TL-Align, Table 6)."""
-    return {"corrupted_top1": _robust(run, "corruptions", "mean top-1 over 15 corruptions")}
+    return _robust(run, "corruptions", "corrupted", "mean {} over 15 corruptions")
 
 
 def segmentation(run: Path) -> Metrics:
@@ -75,7 +76,8 @@ def _segmenter_miou(run: Path, **settings: Any) -> float:
     return train_run(recipe, run / "segmenter", resume=True, quiet=True)["miou"]
 
 
-def _robust(run: Path, suite: str, metric: str) -> float:
+def _robust(run: Path, suite: str, adjective: str, shown: str) -> Metrics:
+    """Top-1, or mAP of images with several labels; shown: as the suite calls it."""
     device = torch.device("cpu")
     models = load_models([str(run)], device, weights="last")
     evaluator = Evaluator(models, run / "predictions", device, workers=0, quiet=True, samples=SAMPLES)
@@ -83,8 +85,8 @@ def _robust(run: Path, suite: str, metric: str) -> float:
     assert data is not None
     dataset = evaluator.subsample(open_dataset(data, True, wordnet_names(models[0].classes)))
     section = SUITES[suite](evaluator, dataset, Settings()).measure()
-    (value,) = next(own.values for own in section.metrics if own.name == metric)
-    return float(value)
+    (value,) = next(own.values for own in section.metrics if own.name == shown.format(dataset.metric))
+    return {f"{adjective}_{ACCURACIES[dataset.metric]}": float(value)}
 
 
 class Measure(NamedTuple):
@@ -96,8 +98,8 @@ SHARES = tuple(f"{kind}_distance_{name}" for kind in ("similarity", "truth") for
 MEASURES = {
     "fluctuation": Measure(fluctuation, ("rmse", "rmse_transmix")),
     "truth": Measure(truth, SHARES),
-    "occlusion": Measure(occlusion, ("occluded_top1",)),
-    "corruptions": Measure(corruptions, ("corrupted_top1",)),
+    "occlusion": Measure(occlusion, ("occluded_top1", "occluded_map")),
+    "corruptions": Measure(corruptions, ("corrupted_top1", "corrupted_map")),
     "segmentation": Measure(segmentation, ("segmentation_miou",)),
     "pets": Measure(pets, ("pets_miou",)),
 }

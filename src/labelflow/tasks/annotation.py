@@ -5,6 +5,7 @@ from accelerate import Accelerator
 
 from labelflow.classifier import load
 from labelflow.data import Data, open_map_style
+from labelflow.data.outputs import check_output
 from labelflow.engine.progress import Counted, Shown
 from labelflow.labels import Store, annotate
 from labelflow.labels.settings import Annotate
@@ -12,6 +13,7 @@ from labelflow.labels.settings import Annotate
 
 def annotate_data(data: str, options: Annotate, quiet: bool = False) -> Store:
     """Annotate a part of a data set, on all processes."""
+    check_output(data, options.out)
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=options.how.precision)
     loading = Data(
         source=data,

@@ -11,6 +11,8 @@ from labelflow.spec import parse
 from labelflow.targets import Plain, Target
 from labelflow.tasks.recipe import Recipe
 
+Colours = tuple[float, ...]  # of red, green and blue
+
 
 def check_threshold(recipe: Recipe, target: Target) -> None:
     """A loss that makes every label 0 or 1 leaves nothing of shares, and dense labels name every class a little."""
@@ -31,7 +33,7 @@ def check_training(training: Training, samples: int) -> None:
         )
 
 
-def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+def check_colours(name: str, init: str, mean: Colours, std: Colours) -> None:
     """timm's weights expect their own normalization."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     if cfg is not None and init in ("pretrained", "packaged") and (tuple(cfg.mean), tuple(cfg.std)) != (mean, std):
@@ -39,6 +41,16 @@ def check_colours(name: str, init: str, mean: tuple[float, ...], std: tuple[floa
         raise ValueError(
             f"timm's weights of {name} expect a different normalization: --mean {wanted_mean} --std {wanted_std}"
         )
+
+
+def check_run_colours(init: str, mean: Colours, std: Colours) -> None:
+    """A run's model knows images that were normalised in its way."""
+    if not init or not Path(init).is_dir():
+        return
+    used = Run(init).read("recipe.json")["data"]
+    if (tuple(used["mean"]), tuple(used["std"])) != (mean, std):
+        mean_used, std_used = (" ".join(map(str, used[name])) for name in ("mean", "std"))
+        raise ValueError(f"{init} was trained with another mean or std: use --mean {mean_used} --std {std_used}")
 
 
 def check_classifier(folder: str) -> None:

@@ -51,6 +51,7 @@ from labelflow.tasks.checks import (
     check_classes,
     check_classifier,
     check_colours,
+    check_run_colours,
     check_threshold,
     check_training,
     check_two_classes,
@@ -129,6 +130,7 @@ class Classification(Evaluation):
         name, arguments = model_arguments(recipe, len(self.classes))
         check_colours(name, recipe.init, recipe.data.mean, recipe.data.std)
         check_classifier(recipe.init)
+        check_run_colours(recipe.init, recipe.data.mean, recipe.data.std)
         self.teacher = make_teacher(recipe, self.target, self.classes, self.multi_label)
         if self.teacher:
             for line in self.teacher.about:

@@ -20,6 +20,7 @@ from torch import nn
 from labelflow.classifier import load
 from labelflow.data import fit_micro_batch
 from labelflow.data.changes import DataFiles
+from labelflow.data.outputs import check_output
 from labelflow.engine import Details, Interrupted, Run, Task, Training, evaluate, make_accelerator, train
 from labelflow.engine.freezing import freezing_summary
 from labelflow.engine.groups import parameter_groups
@@ -63,6 +64,8 @@ def train_run(
     free: settings that may differ from those the run was started with. last: whether launched processes end afterwards.
     """
     run, kind, asked = Run(folder), kind_of(recipe), recipe
+    if isinstance(recipe, Recipe):
+        check_output(recipe.data.source, folder)
     with one_writer(folder) as warning, Progress(quiet=quiet or not is_main_process()) as progress:
         started_before, goes_on = (run / "recipe.json").exists(), run.has_progress()
         recipe = fitted(_with_precision_of(run, recipe) if resume and started_before and goes_on else recipe)

@@ -16,7 +16,9 @@ from torchvision.transforms.functional import to_tensor
 
 from labelflow.chance import generator
 from labelflow.data.changes import DataFiles
+from labelflow.tasks.detect.coco import encode
 from labelflow.tasks.detect.data import Packed, Sample, open_source
+from labelflow.tasks.detect.metrics import as_results, scores_and_classes
 from labelflow.tasks.detect.settings import DetectData
 from labelflow.tasks.detect.views import crop, eval_batches, flip, resize, train_batches, train_view
 
@@ -105,6 +107,20 @@ REFUSED: list[tuple[str, Spoil]] = [
         "counts that do not add up to the 1200 pixels of its image",
         lambda c: c["annotations"][1]["segmentation"].update(counts=[600, 10, 20, 10, 561]),
     ),
+    ("neither a list of whole numbers", lambda c: c["annotations"][1]["segmentation"].update(counts=[600.5, 599.5])),
+    ("neither a list of whole numbers", lambda c: c["annotations"][1]["segmentation"].update(counts=[1201, -1])),
+    ("neither a list of whole numbers", lambda c: c["annotations"][1]["segmentation"].update(counts=[])),
+    ("compressed text: 'None'", lambda c: c["annotations"][1]["segmentation"].update(counts=None)),
+    ("compressed text: '`U1P'", lambda c: c["annotations"][1]["segmentation"].update(counts="`U1P")),  # `U1 is 1200
+    ("compressed text: 'p`U1'", lambda c: c["annotations"][1]["segmentation"].update(counts="p`U1")),
+    ("compressed text: ''", lambda c: c["annotations"][1]["segmentation"].update(counts="")),
+    (r"mask of annotation 2 .*text: 'zz!!'", lambda c: c["annotations"][1]["segmentation"].update(counts="zz!!")),
+    (
+        r"instances_train2017.json: iscrowd of annotation 1 .* not '0'",
+        lambda c: c["annotations"][0].update(iscrowd="0"),
+    ),
+    ("iscrowd of annotation 4 must be 0 or 1, not 2", lambda c: c["annotations"][3].update(iscrowd=2)),
+    (r"iscrowd of annotation 1 must be 0 or 1, not \[\]", lambda c: c["annotations"][0].update(iscrowd=[])),
     (r"category_id \[90\], which categories lacks", lambda c: c["annotations"][0].update(category_id=[90])),
     (r"image_id \['10'\], which images lacks", lambda c: c["annotations"][0].update(image_id=["10"])),
     (r"one of categories is \[7\]", lambda c: c["categories"][1].update(id=[7])),
@@ -164,6 +180,7 @@ BAD: list[tuple[Spoil, str]] = [
     (lambda one: one.update(segmentation=[[1, 2, 3, 4]]), "three points"),
     (lambda one: one.pop("segmentation"), "is missing"),
     (lambda one: one.update(segmentation={"size": [40, 30], "counts": [1200]}), "has size"),
+    (lambda one: one.update(segmentation={"size": [30, 40], "counts": "zz!!"}), "compressed text"),
 ]
 
 
@@ -179,7 +196,61 @@ def test_what_is_dropped_is_neither_seen_nor_true(folder: Path, spoil: Spoil, pr
     train, val = open_source(data, "train"), open_source(data, "val")
     assert (train.dropped, val.dropped) == (1, 1)
     assert train.load(0).labels.tolist() == val.load(0).labels.tolist() == [0]
-    assert [one["id"] for one in val.truth()["annotations"]] == [2, 3, 4, 5]
+    assert [(one["image_id"], one["category_id"]) for one in val.truth()["annotations"]] == [
+        *((10, 7), (20, 7), (20, 7), (30, 7)),
+    ]
+
+
+@pytest.mark.parametrize(("given", "crowd"), [(None, 0), (0, 0), (False, 0), (1, 1), (True, 1), ("missing", 0)])
+def test_crowds_are_told_in_several_ways(folder: Path, given: object, crowd: int) -> None:
+    told = content()
+    told["annotations"][0]["iscrowd"] = given
+    if given == "missing":
+        del told["annotations"][0]["iscrowd"]
+    (folder / "annotations/instances_val2017.json").write_text(json.dumps(told))
+    val = open_source(DetectData(source=str(folder)), "val")
+    found = val.truth()["annotations"][0]["iscrowd"]
+    assert (type(found), found) == (int, crowd)
+    assert val.load(0).labels.tolist() == ([0] if crowd else [1, 0])
+
+
+def test_average_precision_does_not_depend_on_ids(folder: Path) -> None:
+    """The evaluator takes the id 0 for none."""
+    file, told = folder / "annotations/instances_val2017.json", []
+    for first in (1, 0, -2, 100):
+        changed = content()
+        for number, one in enumerate(changed["annotations"], first):
+            one["id"] = number
+        file.write_text(json.dumps(changed))
+        val = open_source(DetectData(source=str(folder)), "val")
+        results = []
+        for index in range(len(val)):
+            sample = val.load(index)
+            found = {"boxes": sample.boxes, "labels": sample.labels, "masks": sample.masks}
+            results += as_results({**found, "scores": torch.ones(len(sample.labels))}, sample.number, val.categories)
+        told.append(scores_and_classes(val.truth(), results, [10, 20, 30, 40]))
+    assert told[0][0] == pytest.approx(dict.fromkeys(told[0][0], 100))
+    assert told[1:] == told[:1] * 3
+
+
+def test_compressed_runs_are_read_and_cut_ones_refused(folder: Path) -> None:
+    masks = torch.rand(8, 30, 40, generator=generator(1)) < torch.linspace(0.01, 1, 8)[:, None, None]
+    masks[0, :, :30], masks[1, 3] = False, True  # long runs, and many of one length
+    told = content()
+    told["annotations"] = [
+        {**told["annotations"][0], "id": n, "segmentation": runs} for n, runs in enumerate(encode(masks))
+    ]
+    file = folder / "annotations/instances_train2017.json"
+    file.write_text(json.dumps(told))
+    data = DetectData(source=str(folder))
+    assert torch.equal(open_source(data, "train").load(0).masks, masks.byte())
+    runs = told["annotations"][0]["segmentation"]
+    whole = runs["counts"]
+    for wrong in (*(whole[:length] for length in range(len(whole))), f"{whole}1", f"{whole[:-1]}é"):
+        runs["counts"] = wrong
+        file.write_text(json.dumps(told))
+        with pytest.raises(ValueError, match="mask of annotation 0 has counts that"):
+            open_source(data, "train")
 
 
 def test_areas_are_drawn_once_and_training_keeps_only_what_it_loads(

@@ -27,7 +27,9 @@ from labelflow.tasks.segment.views import draw_crop, eval_batches, recolour, sat
 PLAIN = {"photometric": False, "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "workers": 0}
 
 
-def write(root: Path, image: str, mask: str, values: object = 0, size: tuple[int, int] = (12, 10)) -> np.ndarray:
+def write(
+    root: Path, image: Path | str, mask: Path | str, values: object = 0, size: tuple[int, int] = (12, 10)
+) -> np.ndarray:
     """An image whose red channel is ten times its mask; of (W, H) pixels."""
     for path in (root / image, root / mask):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,8 @@ def test_train_and_val_folders(tmp_path: Path, order: str) -> None:
     for split, count in (("training", 3), ("val", 2)):
         where = order.format(split)
         for number in range(count):
-            write(tmp_path, f"{where}/a/{number}.png", f"{where.replace('images', 'masks')}/a/{number}.png", 1)
+            mask = f"{where.replace('images', 'masks')}/a/{number}.png"
+            write(tmp_path, f"{where}/a/{number}.png", mask, np.arange(12) % 2)
     data = SegmentData(source=str(tmp_path), classes="2")
     assert [len(open_source(data, split)) for split in ("train", "val")] == [3, 2]
 
@@ -135,6 +138,62 @@ def test_what_does_not_fit_is_refused_at_once(
     data = SegmentData(**{"source": str(folder), **settings})
     with pytest.raises(ValueError, match=message):
         [open_source(data, split) for split in ("train", "val")]
+
+
+SKY, NUMBERS = "only the class 'sky'", "the number of a class: 0 sky, 1 tree, 2 road$"
+ONE_CLASS: list[tuple[list[int], dict[str, object], str]] = [
+    ([0, 255], {}, rf"{SKY}: their values are 0, 255 \(void: 255\); .*{NUMBERS}"),
+    ([0], {}, f"{SKY}: their values are 0; .*{NUMBERS}"),
+    ([255], {}, rf"no class: their values are 255 \(void: 255\); .*{NUMBERS}"),
+    ([0, 7, 9], {"void": (7, 9)}, rf"{SKY}: their values are 0, 7, 9 \(void: 7, 9\); .*{NUMBERS}"),
+    ([0, 1], {"void": (0,)}, rf"{SKY}: .*0, 1 \(void: 0\); .*class: 1 sky, 2 tree, 3 road"),
+]
+
+
+@pytest.mark.parametrize(("values", "settings", "message"), ONE_CLASS)
+def test_masks_of_one_class_are_refused(
+    folder: Path, values: list[int], settings: dict[str, object], message: str
+) -> None:
+    for number in range(10):
+        write(folder, f"images/{number}.png", f"masks/{number}.png", values[number % len(values)])
+    with pytest.raises(ValueError, match=f"{folder}: the masks to train on show {message}"):
+        open_source(SegmentData(source=str(folder), **settings), "train")
+
+
+def test_one_pixel_of_another_class_is_enough(folder: Path) -> None:
+    train = open_source(SegmentData(source=str(folder)), "train")
+    for image, mask in train.pairs:
+        write(folder, image, mask, 255)
+    values = np.full((10, 12), 255)
+    values[0, 0], values[5, 7] = 0, 2
+    write(folder, *train.pairs[4], values)
+    assert open_source(SegmentData(source=str(folder)), "train").absent == ["tree"]
+
+
+def test_a_few_masks_to_evaluate_on_may_be_of_one_class_but_not_beside_void(folder: Path) -> None:
+    data = SegmentData(source=str(folder))
+    ((image, mask),) = open_source(data, "val").pairs
+    write(folder, image, mask, 1)
+    assert len(open_source(data, "val")) == 1
+    for values in ([1, 255] * 6, 255):
+        write(folder, image, mask, values)
+        with pytest.raises(ValueError, match=r"masks to evaluate on show .*\(void: 255\)"):
+            open_source(data, "val")
+
+
+def test_classes_are_absent_only_where_every_mask_was_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "classes.txt").write_text("sky\ntree\nroad\nrail\nroof")
+    data = SegmentData(source=str(folder))
+    train = open_source(data, "train")
+    assert train.absent == ["rail", "roof"]
+    with monkeypatch.context() as patch:
+        patch.setattr("labelflow.tasks.segment.data.check", partial(check, masks=8))
+        assert open_source(data, "train").absent == ()
+    train.pairs[3][1].write_bytes(b"not an image")
+    assert open_source(data, "train").absent == ()
+    for _, mask in train.pairs:
+        mask.write_bytes(b"not an image")
+    assert len(open_source(data, "train")) == 9  # told when they are read
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float32])

@@ -1,9 +1,17 @@
-"""The loss of a segmenter, pixel by pixel."""
+"""The loss of a segmenter, pixel by pixel, and what is said when it starts."""
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
-from labelflow.tasks.segment.task import pixel_loss
+from labelflow.recipes import find_any
+from labelflow.tasks.segment.task import Segmentation, pixel_loss
+
+VIT = "vit_tiny_patch16_224(patch_size=8, embed_dim=16, depth=4, num_heads=2)"
 
 
 def test_the_loss_is_the_mean_over_pixels_that_count() -> None:
@@ -24,3 +32,20 @@ def test_masks_that_do_not_count_teach_nothing() -> None:
     loss.backward()
     assert loss == 0
     assert (logits.grad == 0).all()
+
+
+@pytest.mark.parametrize(("names", "lines"), [("sky\ntree", []), ("sky\ntree\nroad\nrail", ["shows: road, rail"])])
+def test_classes_that_no_mask_shows_are_told(names: str, lines: list[str], tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text(names)
+    for part in ("images", "masks"):
+        (tmp_path / part).mkdir()
+        for number in range(4):
+            ids = np.arange(32 * 32).reshape(32, 32) % 2
+            Image.fromarray(ids.astype(np.uint8)).save(tmp_path / part / f"{number}.png")
+    small = {"backbone": VIT, "width": 8, "crop": 32, "short": 32, "workers": 0, "batch": 2, "micro_batch": 2}
+    recipe = find_any("segment_small").recipe.change(source=str(tmp_path), **small)
+    told: list[str] = []
+    Segmentation(recipe, told.append)
+    assert [line.removeprefix("classes that no mask to train on ") for line in told] == lines
+    Segmentation(recipe, told.append, training=False)
+    assert len(told) == len(lines)

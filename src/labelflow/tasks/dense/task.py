@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,26 +9,14 @@ from torch import nn
 
 from labelflow.chance import Purpose, seed_of
 from labelflow.data import Problem, Unreadable
-from labelflow.engine import Details, Run
-from labelflow.tasks.checks import check_classes, check_colours, check_training
+from labelflow.engine import Details
+from labelflow.tasks.checks import Colours, check_classes, check_colours, check_run_colours, check_training
 from labelflow.tasks.dense.loading import DenseSource
-
-Colours = tuple[float, ...]  # of red, green and blue
 
 
 def or_none(value: float) -> float | None:
     """None where a metric has nothing to measure, since JSON has no NaN."""
     return None if math.isnan(value) else value
-
-
-def check_run_colours(init: str, mean: Colours, std: Colours) -> None:
-    """A run's model knows images that were normalised in its way."""
-    if not init or not Path(init).is_dir():
-        return
-    used = Run(init).read("recipe.json")["data"]
-    if (tuple(used["mean"]), tuple(used["std"])) != (mean, std):
-        mean_used, std_used = (" ".join(map(str, used[name])) for name in ("mean", "std"))
-        raise ValueError(f"{init} was trained with another mean or std: use --mean {mean_used} --std {std_used}")
 
 
 class DenseTask:

@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 
 
 def read_annotations(file: Path) -> Entry:
-    """The content of a COCO file whose parts fit together."""
+    """The content of a COCO file whose parts fit together; each annotation has an iscrowd, 0 or 1."""
     try:
         content = json.loads(file.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -49,6 +49,7 @@ def read_annotations(file: Path) -> Entry:
         for field, key in (("image_id", "images"), ("category_id", "categories")):
             if not isinstance(entry[field], int) or entry[field] not in ids[key]:
                 raise ValueError(f"{file}: annotation {entry['id']} is of {field} {entry[field]}, which {key} lacks")
+        entry["iscrowd"] = _crowd(file, entry)
     return content
 
 
@@ -82,6 +83,14 @@ def _check_images(file: Path, images: list[Entry]) -> None:
             raise ValueError(f"{file}: height and width of image {entry['id']} must be numbers of pixels, not {sides}")
 
 
+def _crowd(file: Path, annotation: Entry) -> int:
+    """0 or 1; 0 where an annotation does not say, as COCO's evaluator takes it."""
+    given = annotation.get("iscrowd")
+    if given not in (None, 0, 1):
+        raise ValueError(f"{file}: iscrowd of annotation {annotation['id']} must be 0 or 1, not {given!r}")
+    return int(given or 0)
+
+
 def box_problem(box: list[float], size: tuple[int, int]) -> str:
     """What is wrong with a box, [left, top, width, height], in an image of (H, W)."""
     if not _numbers(box) or len(box) != 4:
@@ -107,9 +116,31 @@ def _mask_problem(segmentation: Any, size: tuple[int, int]) -> str:
     given, counts = segmentation["size"], segmentation["counts"]
     if given != list(size):
         return f"has size {given}, but its image {list(size)} (height, width)"
-    if isinstance(counts, list) and (not _numbers(counts) or min(counts) < 0 or sum(counts) != size[0] * size[1]):
+    runs = _runs(counts) if isinstance(counts, str) else counts
+    if not isinstance(runs, list) or {*map(type, runs)} != {int} or min(runs) < 0:
+        return f"has counts that are neither a list of whole numbers nor COCO's compressed text: {str(counts)[:40]!r}"
+    if sum(runs) != size[0] * size[1]:
         return f"has counts that do not add up to the {size[0] * size[1]} pixels of its image"
     return ""
+
+
+def _runs(text: str) -> list[int] | None:
+    """The run lengths in COCO's compressed text, None where it is malformed. A character holds six bits: five of a
+    number, the lowest first, and whether it goes on. From the fourth number on, each is added to the length two before.
+    """
+    runs: list[int] = []
+    number, bits = 0, 0
+    for code in text.encode():
+        if not 0 <= code - ord("0") < 64:
+            return None
+        part = code - ord("0")
+        number |= (part & 31) << bits
+        bits += 5
+        if not part & 32:
+            number -= (part & 16 > 0) << bits  # negative
+            runs.append(number + runs[-2] if len(runs) > 2 else number)
+            number, bits = 0, 0
+    return None if bits else runs
 
 
 def _numbers(values: Any) -> bool:

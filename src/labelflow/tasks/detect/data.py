@@ -117,12 +117,13 @@ class Coco:
 
     def truth(self) -> Entry:
         """What is true of all images of an evaluation, in COCO's format: the file's own content. Missing areas
-        are those of the masks, filled in once."""
+        are those of the masks, filled in once. Annotations are numbered from 1, since the evaluator takes the id 0 for
+        none."""
         if not self.content:
             raise ValueError("annotations of all images are held for evaluation only, not for training")
         sizes = image_sizes(self.content)
-        for one in self.content["annotations"]:
-            one.setdefault("iscrowd", 0)
+        for number, one in enumerate(self.content["annotations"], 1):
+            one["id"] = number
             if "area" not in one:
                 one["area"] = float(draw(one["segmentation"], sizes[one["image_id"]]).sum())
         return self.content
@@ -173,7 +174,7 @@ def _pictures(content: Entry, categories: list[int]) -> list[Picture]:
     labels = {number: label for label, number in enumerate(categories)}
     objects: dict[int, list[Object]] = defaultdict(list)
     for one in content["annotations"]:
-        if not one.get("iscrowd", 0):
+        if not one["iscrowd"]:
             objects[one["image_id"]].append(Object(one["bbox"], labels[one["category_id"]], one["segmentation"]))
     sizes = image_sizes(content)
     files = {entry["id"]: entry["file_name"] for entry in content["images"]}

@@ -115,7 +115,7 @@ def _evaluate(truth: Entry, results: list[Entry], kind: str, images: Collection[
 
 def _objects(truth: Entry, images: Collection[int]) -> list[Entry]:
     wanted = set(images)
-    return [one for one in truth["annotations"] if not one.get("iscrowd", 0) and one["image_id"] in wanted]
+    return [one for one in truth["annotations"] if not one["iscrowd"] and one["image_id"] in wanted]
 
 
 def _quiet(*said: object) -> None:

@@ -1,10 +1,10 @@
 """Images and their masks: one class id for each pixel, 255 where none counts.
 
-Sizes and class ids are checked when a source is opened, before anything is trained.
+Sizes, class ids and which classes occur are checked when a source is opened, before anything is trained.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,8 @@ class Sample(NamedTuple):
 class Pairs:
     """A data set of image files and mask files."""
 
+    absent: Sequence[str] = ()  # classes that no mask shows, where all of them were read
+
     def __init__(self, layout: Layout) -> None:
         self.pairs, self.classes, self.meaning = layout
         self.codes = self.meaning.astype(np.uint8)  # (256,)
@@ -50,6 +52,11 @@ class Pairs:
 
     def mask(self, index: int) -> Tensor:
         """(H, W) uint8"""
+        values, _ = self.values(index)
+        return torch.from_numpy(self.codes[values.astype(np.uint8, copy=False)])
+
+    def values(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """A mask as its file holds it, (H, W), and the values that occur in it, sorted; all of them have a meaning."""
         path = self.pairs[index][1]
         with Image.open(path) as file:
             if len(file.getbands()) > 1:
@@ -63,7 +70,7 @@ class Pairs:
                 f"{path} has the class ids {shorten([str(one) for one in unknown])}, which are not among the "
                 f"{len(self.classes)} classes (ids {known[0]} to {known[-1]}); fix the mask or the list of classes"
             )
-        return torch.from_numpy(self.codes[values.astype(np.uint8, copy=False)])
+        return values, ids
 
     def blank(self) -> Sample:
         return Sample(torch.zeros(3, 32, 32, dtype=torch.uint8), torch.full((32, 32), VOID, dtype=torch.uint8))
@@ -77,6 +84,8 @@ class Pairs:
 
 class WorldMasks:
     """Scenes of the sample world: background is class 0, its objects' classes follow."""
+
+    absent: Sequence[str] = ()
 
     def __init__(self, world: World) -> None:
         self.world, self.classes = world, ["background", *world.classes]
@@ -107,24 +116,46 @@ def open_source(data: SegmentData, split: str) -> DenseSource:
     source = Pairs(LAYOUTS[name](root, data, split))
     if not len(source):
         raise ValueError(f"{root} has no images for the split {split!r}")
-    check(source)
+    found = check(source)
+    _check_classes(root, source, sorted(set().union(*found)), split == "train")
+    if all(found) and len(found) == len(source):
+        shown = {source.meaning[value] for values in found for value in values}
+        source.absent = [name for number, name in enumerate(source.classes) if number not in shown]
     return source
 
 
-def check(source: Pairs, masks: int = 2000) -> None:
-    """Every image has the size of its mask, and the masks (`masks` of them, evenly spread) have known ids only."""
+def check(source: Pairs, masks: int = 2000) -> list[set[int]]:
+    """Every image has the size of its mask, and the masks (`masks` of them, evenly spread) have known ids only: the
+    values in each, none where it can't be read."""
     indices = range(len(source))
     with ThreadPoolExecutor(8) as threads:
         for problem in threads.map(lambda index: _problem(source.pairs[index]), indices):
             if problem:
                 raise ValueError(problem)
-        for _ in threads.map(partial(_check_mask, source), indices[:: -(-len(source) // masks)]):
-            pass
+        return list(threads.map(partial(_values, source), indices[:: -(-len(source) // masks)]))
 
 
-def _check_mask(source: Pairs, index: int) -> None:
-    with suppress(OSError):  # a damaged file is reported when it is read, and skipped if that is allowed
-        source.mask(index)
+def _values(source: Pairs, index: int) -> set[int]:
+    try:
+        return set(source.values(index)[1].tolist())
+    except OSError:  # a damaged file is reported when it is read, and skipped if that is allowed
+        return set()
+
+
+def _check_classes(root: Path, source: Pairs, values: list[int], training: bool) -> None:
+    """More than one class occurs: where objects are 255, say, they do not count. A few images to evaluate on may all be
+    of one class, but then every pixel is."""
+    shown = {source.meaning[value] for value in values} - {VOID}
+    void = [str(value) for value in values if source.meaning[value] == VOID]
+    if not values or len(shown) > 1 or (not training and not void):
+        return
+    classes = f"only the class {source.classes[shown.pop()]!r}" if shown else "no class"
+    told = shorten([str(value) for value in values]) + (f" (void: {shorten(void)})" if void else "")
+    known = [f"{value} {source.classes[number]}" for value, number in enumerate(source.meaning) if 0 <= number < VOID]
+    raise ValueError(
+        f"{root}: the masks to {'train' if training else 'evaluate'} on show {classes}: their values are {told}; "
+        f"a value should be the number of a class: {shorten(known)}"
+    )
 
 
 def _ids(values: np.ndarray) -> np.ndarray:

@@ -3,13 +3,14 @@
 Shapes: B batch, C classes, H×W pixels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from labelflow.data.folder import shorten
 from labelflow.loss import Term
 from labelflow.tasks.dense.task import Colours, DenseTask, or_none
 from labelflow.tasks.recipe import KINDS, SegmentRecipe
@@ -28,6 +29,12 @@ class Segmentation(DenseTask):
     open = staticmethod(open_source)
     train_loader = staticmethod(train_batches)
     eval_loader = staticmethod(eval_batches)
+
+    def __init__(self, recipe: SegmentRecipe, tell: Callable[[str], None] = print, training: bool = True) -> None:
+        super().__init__(recipe, tell, training)
+        absent = self.train_source.absent if training else ()  # type: ignore[attr-defined]
+        if absent:
+            tell(f"classes that no mask to train on shows: {shorten(list(absent))}")
 
     def make_model(self) -> Segmenter:
         recipe = self.recipe
