@@ -12,7 +12,7 @@ from labelflow.checking.page import make_page
 from labelflow.checking.problems import Finding, find_problems
 from labelflow.checking.summary import Summary, summarise
 from labelflow.data.checked import CheckedFiles
-from labelflow.data.outputs import check_outside
+from labelflow.data.folder import check_outside
 from labelflow.files import atomic_write
 from labelflow.html import Page, save
 from labelflow.process import core_count

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,14 @@ def _aside(index: FileIndex, name: str, places: ndarray, fraction: float, seed: 
     aside = np.zeros(len(places), bool)
     aside[order[: aside_count(places, fraction)]] = True
     return aside
+
+
+def check_outside(out: Path, images: Path, instead: Path) -> None:
+    """ValueError if what is written to a folder would become a part of the images."""
+    if out.resolve().is_relative_to(images.resolve()):
+        raise ValueError(
+            f"{out} lies within the images and would become a part of them; try --out {quote(str(instead))}"
+        )
 
 
 def first_folder(root: Path, names: tuple[str, ...]) -> Path | None:

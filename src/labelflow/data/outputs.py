@@ -1,9 +1,8 @@
 """Where results may be written: not among the images, of which they would become a part."""
 
 from pathlib import Path
-from shlex import quote
 
-from labelflow.data.folder import SPLITS, first_folder
+from labelflow.data.folder import SPLITS, check_outside, first_folder
 from labelflow.data.rows import is_table
 from labelflow.data.sources import is_named
 
@@ -14,14 +13,6 @@ def check_output(source: str, out: Path) -> None:
         root = Path(source)
         for images in _class_parents(root):
             check_outside(out, images, root.resolve().parent / out.name)
-
-
-def check_outside(out: Path, images: Path, instead: Path) -> None:
-    """ValueError if what is written to a folder would become a part of the images."""
-    if out.resolve().is_relative_to(images.resolve()):
-        raise ValueError(
-            f"{out} lies within the images and would become a part of them; try --out {quote(str(instead))}"
-        )
 
 
 def _class_parents(root: Path) -> list[Path]:
